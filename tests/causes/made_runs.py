@@ -82,7 +82,11 @@ class Job:
                     launch = {"launch_start": arrival - 20, "launch_end": arrival, "thread": THREAD}
                     name = {"name": "ncclDevKernel_AllReduce", "family": "communication", "stream": 20}
                     self._add("kernels", rank, arrival, end, **name, **launch)
-                    one: dict[str, Any] = {"kind": self.kind, "group": "0", "group_size": ranks}
+                    one: dict[str, Any] = {
+                        "kind": self.kind,
+                        "group": "0",
+                        "group_size": self.world_size or ranks,
+                    }
                     if self.kind == "send":
                         one = {"kind": ("send", "receive")[rank], "peer": 1 - rank}
                     self._add("collectives", rank, arrival, end, arrival=arrival, bytes_in=1 << 20, **one)

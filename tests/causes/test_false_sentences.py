@@ -63,7 +63,11 @@ def steps_of(*late_by: int, first: int = 3) -> list[Row]:
         ((20, 22, 18, 21, 0, 0), "all of it up to step 6"),
         ((1, 0, 20, 22, 21), "nearly all of it since step 5"),
         ((20, 22, 18, 21), ""),
-        ((0, 0, 0, 20, 22), ""),  # two steps may come by chance
+        ((0, 0, 0, 20, 22), "all of it in steps 6 and 7"),
+        ((20, 0, 0, 21, 0, 0), "all of it in steps 3 and 6"),
+        ((20, 1, 0, 21, 0, 0), "nearly all of it in steps 3 and 6"),
+        ((20, 0, 18, 21, 0), ""),  # in most
+        ((20, 8, 0, 21, 8, 0), ""),
         ((0, 20, 1, 22, 21), ""),
         ((0, 0, 0, 0), ""),
     ],
@@ -273,6 +277,27 @@ def test_a_ring_is_no_pipeline(tmp_path: Path) -> None:
     assert not has_stages(given([], purposes={"ring": 5}))
 
 
+@pytest.mark.parametrize("coalesced", [False, True])
+def test_a_ring_of_two_is_no_pipeline(tmp_path: Path, coalesced: bool) -> None:
+    """Both compute before they exchange; coalesced, no peer is known. A second stage receives first."""
+    tables = ring({0: (1, 1), 1: (0, 0)})
+    for row in tables["collectives"] if coalesced else ():
+        row |= {"kind": "send-receive", "peer": None, "group": None}
+    for row in tables["collectives"]:
+        row["group"] = None
+    (found,) = (
+        f for f in lostflops.why(made(tmp_path, tables)).findings if f.name == "communication-exposed"
+    )
+    assert "all of it: sends and receives around a ring, as of context parallelism" in found.evidence
+    for row in [r for r in tables["kernels"] if r["rank"] == 1 and r["family"] == "gemm"]:
+        row |= {"start": row["end"] + 400, "end": row["end"] + 1000}
+    for name in ("steps", "ranks"):
+        for row in tables[name]:
+            row["end"] += 1000 * (row["rank"] == 1 and name == "ranks")
+    pipeline = lostflops.why(made(tmp_path, tables))
+    assert not any("around a ring" in fact for f in pipeline.findings for fact in f.evidence)
+
+
 def test_what_exposed_communication_is_made_of_is_no_longer_than_it(tmp_path: Path) -> None:
     """Of 400 ns of an all-reduce computing hides 100."""
     tables = ring({0: (1, 2), 1: (2, 0), 2: (0, 1)})
@@ -303,3 +328,40 @@ def test_copies_that_are_joined_cost_in_their_sentence_what_they_cost() -> None:
     join_copies(page)
     (told,) = page.all()
     assert told.claim == "Copies from or to pageable memory cost 40.0 ms per step (40.0 %)."
+
+
+def test_a_remedy_for_all_ranks_is_not_told_to_one(tmp_path: Path) -> None:
+    """Rank 1 has half as many kernels more to run: it is the ranks' shares that have to change."""
+    more = Work(computes=60, calls=6)
+    (first, *_) = lostflops.why(made(tmp_path, Job().run([[Work(), more, Work()]] * 4))).findings
+    assert first.rank == 1 and "On rank 1" not in first.next
+
+
+@pytest.mark.parametrize(
+    ("inside", "does"),
+    [
+        ("<built-in function print>", "while the CPU logs"),
+        ("torch/serialization.py(943): save", "saves a checkpoint"),
+    ],
+)
+def test_a_function_that_prints_in_pieces_saves_no_checkpoint(tmp_path: Path, inside: str, does: str) -> None:
+    """Of 20 ms in `report`, which proves nothing, 14 are in pieces of 2 that do."""
+    work = Work(python=20, frame="train.py(150): report")
+    tables = Job(transfer=0).run([[work]] * 4)
+    tables["frames"] += [
+        row
+        | {"start": row["start"] + (3 * n + 1) * MS, "end": row["start"] + (3 * n + 3) * MS, "name": inside}
+        for row in list(tables["frames"])
+        for n in range(6)
+    ]
+    (first, *_) = lostflops.why(made(tmp_path, tables)).findings
+    assert does in first.claim and any("in `report` (train.py:150)" in part for part in first.contributors)
+
+
+def test_what_a_rank_alone_does_in_some_steps_is_no_uneven_share(tmp_path: Path) -> None:
+    """Rank 0 evaluates in two steps of six: twice as many kernels, for 30 ms more."""
+    steps = [[Work(computes=70, calls=8) if n in (1, 4) else Work(), Work(), Work()] for n in range(6)]
+    (first, *_) = lostflops.why(made(tmp_path, Job().run(steps))).findings
+    assert first.rank == 0 and "all of it in steps 1 and 4" in first.claim
+    assert first.edit == "even-ranks:0" and "such as an evaluation" in first.next
+    assert "sequence" not in first.next

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import polars as pl
 
+import lostflops
 from lostflops.causes.given import WORK, Given
 from lostflops.causes.longer_compute import has_experts, of_experts
 from lostflops.tables import TABLES
 from lostflops.testing import example_table
+from made_runs import Job, Work, made
 
 GROUPED = "cutlass::GemmUniversal<GroupProblemShape<int>>|[132, 1, 1]"
 
@@ -29,3 +33,15 @@ def test_experts_are_told_from_other_work() -> None:
     assert of_experts(1, given(260, 120)) and not of_experts(1, given(120, 260))
     assert not of_experts(0, given(260, 100))  # it has no more than the median of the others
     assert has_experts(given(100, 100)) and not has_experts(Given({}, given(1, 1).ledger))
+
+
+def test_a_rank_on_another_gpu_has_no_more_work_and_no_slow_clock(tmp_path: Path) -> None:
+    """Rank 2's GPU is older: its libraries take other kernels, for 20 ms longer."""
+    tables = Job().run([[Work(), Work(), Work(computes=60)]] * 4)
+    for row in tables["ranks"]:
+        row["gpu"] = "NVIDIA A100-SXM4-80GB" if row["rank"] == 2 else "NVIDIA H100 80GB HBM3"
+    for row in tables["kernels"]:
+        row["name"] = row["name"].replace("sm90", "sm80") if row["rank"] == 2 else row["name"]
+    (first, *_) = lostflops.why(made(tmp_path, tables)).findings
+    assert "it runs on NVIDIA A100-SXM4-80GB, the others on NVIDIA H100 80GB HBM3" in first.evidence
+    assert "GPUs of one kind" in first.next and "longer sequences" not in str(first)

@@ -68,6 +68,13 @@ def test_ranges_that_cross_by_less_than_the_clock_tells_are_in_order() -> None:
     assert rows(ranges=[one, {**one, "start": 10_000, "end": 51_100}], steps=[])
 
 
+def test_a_range_around_the_call_that_ends_the_profilers_step_is_in_order() -> None:
+    marks = [{**mark, "name": f"ProfilerStep#{n}"} for n, mark in enumerate(spans((0, 9), (9, 20)))]
+    around = [{**own, "name": "train_step"} for own in spans((2, 11), (12, 18))]
+    assert not rows(ranges=[*marks, *around], steps=[])
+    assert rows(ranges=[*marks, *around, {**spans((5, 14))[0], "name": "load"}], steps=[])
+
+
 def test_ranges_of_other_threads_ranks_and_kinds_do_not_cross() -> None:
     one = spans((0, 5))[0]
     other = spans((2, 9))[0]

@@ -10,6 +10,8 @@ import pytest
 
 import lostflops
 from kineto_files import Event, call, head, kernel, operator, span, step, trace, written
+from lostflops.naming.cards import HOST_LINKS, ON_LINK
+from lostflops.plan import hardware
 from lostflops.replay.edits import edit
 from lostflops.replay.whatif import PredictedStep, Replay
 from lostflops.session import Session
@@ -212,3 +214,68 @@ def test_what_cannot_be_read_is_answered_with_what_can(text: str) -> None:
     with pytest.raises(lostflops.errors.BadOption) as caught:
         edit(text)
     assert caught.value.hint
+
+
+MEGA = 1_000_000
+BATCH = 16 * MEGA  # bytes
+
+
+def fed(kind: str, rate: float, other: float = 0) -> list[Event]:
+    """Steps that copy 16 MB to the device at `rate` bytes a µs, compute 2 ms on it and wait.
+
+    Copies of pageable memory hold the host. `other` is the rate of a pinned copy beside them.
+    """
+    events, now, number = list[Event](), 1000.0, 1
+    for each in range(5):
+        begin, moves = now, BATCH / rate
+        name = f"Memcpy HtoD ({kind} -> Device)"
+        copied = {"bytes": BATCH, "device": 0, "stream": 7, "correlation": number}
+        held = moves if kind == "Pageable" else 0
+        events.append(call(now, CALL + held, number, "cudaMemcpyAsync"))
+        events.append(span("gpu_memcpy", name, now + LAUNCH, moves, 7, **copied) | {"pid": 0})
+        free = now + LAUNCH + moves
+        now += CALL + held + GAP
+        if other:
+            beside = copied | {"correlation": number + 500, "stream": 9}
+            events.append(call(now, CALL, number + 500, "cudaMemcpyAsync"))
+            pinned = span(
+                "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", now + LAUNCH, BATCH / other, 9, **beside
+            )
+            events.append(pinned | {"pid": 0})
+            now += CALL + GAP
+        for n in range(30):
+            events += [operator("aten::mm", now, CALL + GAP), call(now, CALL, number + 1 + n)]
+            start = max(now + LAUNCH, free + NEXT)
+            events.append(kernel(start, 70, number + 1 + n, GEMM))
+            free, now = start + 70, now + CALL + GAP
+        number += 40
+        events.append(call(now, free + 5 - now, 90_000 + number, "cudaDeviceSynchronize"))
+        now = free + 15
+        events.append(step(each, begin, now - begin))
+    return events
+
+
+def test_copies_from_pinned_memory_are_as_fast_as_those_of_the_run(tmp_path: Path) -> None:
+    """16 MB take 3.2 ms at 5 GB/s and 0.8 at 20."""
+    slow, fast = replay(tmp_path / "a", fed("Pageable", 5000, 20_000)), fed("Pinned", 20_000, 20_000)
+    answer = asked(slow, "pinned")
+    assert answer.predicted_ns == pytest.approx(recorded(tmp_path / "b", fast), rel=0.03)
+    assert "copied at 20 GB/s, as copies from pinned memory are in this run" in answer.doubts
+
+
+def test_without_any_the_link_of_the_card_says_how_fast_pinned_copies_are(tmp_path: Path) -> None:
+    slow = replay(tmp_path / "a", fed("Pageable", 5000), "NVIDIA A100-SXM4-80GB")
+    answer = asked(slow, "pinned")
+    assert answer.predicted_ns == pytest.approx(recorded(tmp_path / "b", fed("Pinned", 25_000)), rel=0.03)
+    # The machine's own link may be slower: at worst copies stay as they are.
+    assert answer.high_ns is not None and answer.high_ns >= answer.predicted_ns + 2_000_000
+    assert any("PCIe 4, the link that such a GPU usually has" in doubt for doubt in answer.doubts)
+    unknown = asked(replay(tmp_path / "c", fed("Pageable", 5000)), "pinned")
+    assert any("'pinned=25GB/s'" in doubt for doubt in unknown.doubts)
+    assert predicted(slow, "pinned=25GB/s") == answer.predicted_ns
+
+
+def test_links_are_those_of_the_planner() -> None:
+    for name, gpu in hardware.GPUS.items():
+        found = next((link for link, cards in ON_LINK.items() if name in cards), None)
+        assert found is None or HOST_LINKS[found] == hardware.LINKS[gpu.link].into

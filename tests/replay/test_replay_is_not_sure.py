@@ -253,3 +253,23 @@ def test_a_job_without_a_device_has_none_to_wait_for() -> None:
     found = Session(lostflops.open(Path(__file__).parents[2] / "examples" / "runs" / "fsdp2")).replay()
     (answer,) = asked(found, "no-sync")
     assert answer.predicted_ns is None and "no device was recorded" in answer.refused
+
+
+def test_what_ranks_communicate_before_their_first_step_is_given(tmp_path: Path) -> None:
+    """Of the communication 8 ms of 12 lie before the steps, on rank 0 alone: nothing there is asked about."""
+    name, ranks = "ncclDevKernel_AllReduce_Sum_f32_RING_LL", list[list[Event]]()
+    for rank in range(2):
+        events = loop(steps=5, kernels=30)
+        ends = [e["ts"] + e["dur"] for e in events if e["name"].startswith("ProfilerStep")]
+        for n, end in enumerate(ends):
+            reduces = [call(end - 700, 5, 7000 + n), kernel(end - 693, 400, 7000 + n, name, 20)]
+            events += reduces
+        if rank == 0:
+            for n in range(4):
+                at = -9000 + 2100 * n
+                events += [call(at, 5, 8000 + n), kernel(at + 7, 2000, 8000 + n, name, 20)]
+        events += [call(40, 900, 9000, "cudaDeviceSynchronize")] if rank == 0 else []
+        ranks.append([{**e, "ts": e["ts"] + 20_000} for e in events])
+    found = replay(tmp_path, *ranks)
+    (answer,) = asked(found, "free-communication")
+    assert not answer.refused

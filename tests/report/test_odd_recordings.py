@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import lostflops
 from kineto_files import Event, call, head, kernel, operator, span, step, trace
 from lostflops.errors import LostflopsError
+from lostflops.report.first_page.notes.step_kinds import of_two_kinds
 from lostflops.report.first_page.page import Page
 from lostflops.report.first_page.step_notes import uneven
 
@@ -180,3 +182,68 @@ def test_one_pause_that_ends_in_another_step_on_another_rank_is_not_two_long_ste
     one = steps.with_columns(end=pl.col("start") + pl.when(pl.col("step") == 2).then(400).otherwise(100))
     (said,) = uneven(marked, one, one.select("rank", "step"))
     assert said.startswith("Step 2 takes 400 ns")
+
+
+def kinds(*lengths: int, kernels: tuple[int, ...] = ()) -> list[str]:
+    """What is said of steps of these lengths, ns; `kernels` begin in each."""
+    ends = list(accumulate(lengths))
+    steps = pl.DataFrame(
+        {"rank": 0, "step": n, "start": end - long, "end": end}
+        for n, (end, long) in enumerate(zip(ends, lengths, strict=True), 4)
+    )
+    starts = [s for s, n in zip(steps["start"], kernels, strict=False) for s in range(s, s + n)]
+    table = pl.LazyFrame({"rank": 0, "start": starts}, {"rank": pl.Int64, "start": pl.Int64})
+    trace: Any = SimpleNamespace(table=lambda _: table if kernels else None)
+    run: Any = SimpleNamespace(is_whole=False, on_host=False)
+    return [*of_two_kinds(trace, run, steps, steps.select("rank", "step"))]
+
+
+def test_steps_of_two_kinds_are_told_by_number_length_and_work() -> None:
+    (accumulates,) = kinds(100, 102, 99, 150, 101, 98, 100, 151, kernels=(40, 40, 40, 61, 40, 40, 40, 61))
+    assert accumulates == (
+        "Steps are of two kinds: steps 7 and 11 take 150 ns for 61 kernels, the others 100 ns for 40 "
+        "kernels. The mean is over both kinds."
+    )
+    (turns,) = kinds(100, 130, 101, 131, 99, 130)
+    assert (
+        turns
+        == "Steps have two lengths: steps 5, 7 and 9 take 130 ns, the others 100 ns. The mean is over both."
+    )
+    (one,) = kinds(100, 102, 99, 150, kernels=(40, 40, 40, 61))
+    assert one.startswith("Steps are of two kinds: step 7 takes 150 ns for 61 kernels")
+
+
+def test_steps_that_vary_are_of_one_kind() -> None:
+    assert kinds(100, 110, 120, 130, 105, 125) == []
+    assert kinds(100, 101, 99, 150, kernels=(40, 40, 40, 40)) == []  # slow once
+    assert kinds(100, 101, 150) == []
+    assert kinds(100, 101, 112, 113) == []
+    assert kinds(100, 130, 101, 131) == kinds(100, 101, 130, 131, 130, 100, 99, 100) == []
+
+
+def test_kernels_that_the_profiler_lost_are_told_and_idle_time_is_doubted(why) -> None:
+    device = Device()
+    for number in range(4, 9):
+        device.step(number, *[400] * 12)
+    kernels = [event for event in device.events if event["cat"] == "kernel"]
+    assert not any("work was lost" in note for note in why(device.events).notes)
+    lost = [event for event in device.events if event not in kernels[2::4]]
+    page = why(lost)
+    (told,) = (note for note in page.notes if "work was lost" in note)
+    assert told.startswith("15 of 60 kernel launches in the steps (25.0 %) have no kernel in the recording")
+    idle = [f for f in page.findings if f.accounts[:1] and f.accounts[0].startswith("idle.")]
+    assert idle and all("kernels of some launches were not recorded" in f.doubt for f in idle)
+
+
+def test_a_mark_that_holds_no_work_marks_no_step(why) -> None:
+    """As where `step()` is called once, before the loop: the optimizer shows the steps."""
+    device = Device()
+    device.at += 100
+    for _ in range(6):
+        for _ in range(4):
+            device.work(2000)
+        device.update()
+        device.wait()
+    page = why([step(0, 1000, 5), *device.events])
+    assert set(page.steps["source"].to_list()) == {"optimizer"}
+    assert milliseconds_of_a_step(page) == pytest.approx(8.2, rel=0.02)

@@ -13,9 +13,10 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.accounts.account import Row
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, percent
-from lostflops.naming.host_causes import cause_of
+from lostflops.naming.host_causes import cause_of, causes_of
 from lostflops.recipes.compute.flops import FLOPS, flops_of
 from lostflops.recipes.compute.work import executions
+from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
@@ -46,6 +47,7 @@ CHECKPOINT = "idle.checkpoint_logging"
 OTHER_HOST = "idle.other_host_work"
 LONG = 1_000_000  # ns: a framework takes microseconds between two operators
 SIZED = "|"  # between a kernel's name and its size
+MOST_PROOFS = 5  # names of one kind that are looked at
 COMMUNICATION = ("communication.wait", "communication.transfer", "communication.exposed")
 
 
@@ -71,7 +73,9 @@ class Given:
     size it is, ns, and `waited` what the ranks that others wait
     for do meanwhile, as the recipe `communication_waited_for` does; `held_back` is how much exposed
     communication began late because the host waited for its device, ns, and `surely_waited` how much of
-    what may be waiting or transfer is waiting for ranks that are here, ns. `clocks_apart` is by how much the
+    what may be waiting or transfer is waiting for ranks that are here, ns. `beyond_fastest` is how much
+    longer exposed communication lasts than the same does at its fastest, where ranks are missing.
+    `clocks_apart` is by how much the
     clocks of two ranks may still differ, ns. `advice` puts a remedy into the words of the framework that the
     job uses, and `left` are those of some remedies that it could still make.
     """
@@ -89,12 +93,14 @@ class Given:
     waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
     held_back: int = 0
     surely_waited: int = 0
+    beyond_fastest: int = 0
     clocks_apart: int = 0
     data_parallel: bool = True
     on_host: bool = False
     missing_ranks: bool = False
     advice: Callable[[str, str], str] = _plain
     left: Callable[[Sequence[str]], tuple[str, ...]] = _none
+    gpus: Mapping[int, str] = field(default_factory=dict[int, str])  # of each rank, as its driver names it
     units: frozenset[str] | None = None  # precisions of the GPU's matrix units; None where not known
 
     def named(self, finding: str) -> tuple[str, ...]:
@@ -228,7 +234,7 @@ def gather(
     return Given(
         answers=answers,
         ledger=ledger,
-        names=folded("names", NAMES, lambda: _names(session, counted)),
+        names=folded("names", NAMES, lambda: _names(trace, session, counted)),
         work=folded("work", WORK, lambda: _work(trace, on_host, ledger)) if many else WORK.to_frame(),
         flops=dict(folded("flops", ASKED, lambda: _flops(trace, counted)).iter_rows()) if many else {},
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
@@ -239,7 +245,11 @@ def gather(
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
         held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
         surely_waited=total("surely_waited", sure) if many and missing else 0,
+        beyond_fastest=total("beyond_fastest", lambda session, counted: exposed().beyond_fastest())
+        if missing
+        else 0,
         clocks_apart=_clocks_apart(trace) if many else 0,
+        gpus=_gpus(trace) if many else {},
         data_parallel=in_one_process(trace),
         on_host=on_host,
         missing_ranks=missing,
@@ -255,22 +265,72 @@ def _clocks_apart(trace: Trace) -> int:
     return 2 * int(error or 0)
 
 
+def _gpus(trace: Trace) -> dict[int, str]:
+    ranks = trace.table("ranks")
+    if ranks is None:
+        return {}
+    known = ranks.select("rank", pl.col("gpu").cast(pl.String)).drop_nulls().unique("rank", keep="first")
+    return dict(known.collect().iter_rows())
+
+
 def _table(session: Session, recipe: str) -> pl.DataFrame | None:
     """The recipe's table, or None where the trace lacks what it needs. Raises what the recipe does."""
     answer = session.run(recipe)
     return None if isinstance(answer, Skipped) else answer.table
 
 
-def _names(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
+def _names(trace: Trace, session: Session, counted: pl.DataFrame) -> pl.DataFrame:
     stretches = _table(session, "idle_causes")
     if stretches is None:
         return NAMES.to_frame()
+    here = stretches.join(counted, on=["rank", "step"], how="semi").with_columns(
+        pl.col("name").cast(pl.String)
+    )
     return (
-        stretches.join(counted, on=["rank", "step"], how="semi")
+        pl.concat(
+            [
+                here.filter(account=CHECKPOINT).pipe(_proven, trace),
+                here.filter(pl.col("account") != CHECKPOINT),
+            ]
+        )
         .group_by("rank", "account", "name")
         .agg(ns=(pl.col("end") - pl.col("start")).sum())
         .select(pl.col(c).cast(t) for c, t in NAMES.items())
     )
+
+
+def _proven(stretches: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """Stretches of saving or logging, with what proves that in their names, where it is a row inside of what
+    names them: 'print in train.py(150): report'."""
+    frame = pl.col("name").str.extract(r"(?:^| in )(\S+\(\d+\): .+)$")
+    named = stretches["name"].unique().drop_nulls().to_list()
+    bare = [name for name in named if set(causes_of([name, name.partition(" in ")[0]], "frame")) == {None}]
+    here = stretches.filter(pl.col("name").is_in(bare))
+    if here.is_empty():
+        return stretches
+    spans = here.select("rank", "name", "start", "end")
+    found = [spans.select("rank", "name").unique().with_columns(proof=pl.lit(None, pl.String), ns=pl.lit(0))]
+    for _, rows in _saving_rows(trace):
+        by_name = rows.partition_by("name", as_dict=True)
+        longest = sorted(by_name.items(), key=lambda of: (-_length(of[1]), of[0]))[:MOST_PROOFS]
+        for (name,), mine in longest:
+            cover = intervals.union(mine.lazy(), ["rank"])
+            meets = intervals.inside(spans.lazy(), cover, {"ns": pl.lit(True)}).collect()
+            sums = meets.group_by("rank", "name").agg(pl.col("ns").sum())
+            found.append(sums.select("rank", "name", proof=pl.lit(row_in_words(str(name))), ns="ns"))
+    proofs = (
+        pl.concat(found, how="vertical_relaxed")
+        .filter(pl.col("ns") > 0)
+        .sort("ns", "proof", descending=[True, False])
+        .unique(["rank", "name"], keep="first", maintain_order=True)
+    )
+    told = pl.format("{} in {}", "proof", frame)
+    joined = stretches.join(proofs.select("rank", "name", "proof"), on=["rank", "name"], how="left")
+    return joined.with_columns(name=pl.coalesce(told, "name")).drop("proof")
+
+
+def _length(rows: pl.DataFrame) -> int:
+    return int((rows["end"] - rows["start"]).sum())
 
 
 def _waited(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
@@ -288,9 +348,8 @@ def _held_back(session: Session, counted: pl.DataFrame) -> int:
     return int(gathers.join(counted, on=["rank", "step"], how="semi")["time"].sum())
 
 
-def _saving_beside(trace: Trace, session: Session, ledger: pl.DataFrame) -> pl.DataFrame:
-    """For how long of each step that counts a thread that neither launches nor is the main one saves."""
-    found: list[pl.DataFrame] = []
+def _saving_rows(trace: Trace) -> Iterator[tuple[Row, pl.DataFrame]]:
+    """The ranges and frames that prove saving or logging: rank, thread, start, end, name."""
     kinds: tuple[tuple[str, Row], ...] = (("ranges", "range"), ("frames", "frame"))
     for table, row in kinds:
         rows = trace.table(table)
@@ -300,9 +359,12 @@ def _saving_beside(trace: Trace, session: Session, ledger: pl.DataFrame) -> pl.D
         causes = cause_of(rows.select(name.unique()).collect()["name"].drop_nulls(), row)
         saves = causes.filter(pl.col("cause") == CHECKPOINT.removeprefix("idle."))["name"].to_list()
         if saves:
-            found.append(
-                rows.filter(name.is_in(saves)).select("rank", "thread", "start", "end", name).collect()
-            )
+            yield row, rows.filter(name.is_in(saves)).select("rank", "thread", "start", "end", name).collect()
+
+
+def _saving_beside(trace: Trace, session: Session, ledger: pl.DataFrame) -> pl.DataFrame:
+    """For how long of each step that counts a thread that neither launches nor is the main one saves."""
+    found = [rows for _, rows in _saving_rows(trace)]
     if not found:
         return SAVING.to_frame()
     every = pl.concat(found)

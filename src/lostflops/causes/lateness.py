@@ -10,8 +10,8 @@ for most of the waiting, and the late one is told by waiting least.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from statistics import median
@@ -27,22 +27,27 @@ from .given import COMMUNICATION, Given, has_stages
 from .host import BETWEEN, SYNCS
 from .host import WAITS as SYNCHRONISING_CALLS
 from .longer_compute import ALIKE, slower_compute
-from .names import EITHER, listed, saved_or_logged, spoken
+from .names import (
+    ALL_OF_IT,
+    BEFORE,
+    EITHER,
+    IN_A_ROW,
+    STEADY,
+    called,
+    in_some,
+    saved_or_logged,
+    spoken,
+)
 
 MORE_THAN_EVEN = 1.5  # times its even share of all waiting
 OWN_SHARE = 0.5  # of its lateness, which a rank's own work has to explain
 LEAD_SHARE = 1 / 3  # of the waiting for it, by which a culprit comes after the next to last
 ONCE_SHARE = 0.8  # of all lateness, from which on one step is called the only one
 AS_A_RULE = 0.8  # of the steps, in which ranks are late that are so together
-MOST_NAMED = 8  # ranks
 PASSED_ON = 0.03  # of the step, from which on waiting least tells a late rank that is not blamed for most
 ALONE = 0.8  # of what even ranks gain, from which on it is one rank that is late
 VARIES = 1.25  # times its least lateness in a step: that of a rank whose batches are uneven
 FIRST_ALONE, SECOND_TOO = 0.8, 0.2  # of its lateness: what one account explains, and another beside it
-# Late since a step, or up to one: in how many at least, what of its mean lateness it has in each of them, and
-# at most in a mean one of the others.
-IN_A_ROW, STEADY, BEFORE = 3, 0.5, 0.1
-ALL_OF_IT = 0.995  # of the difference; a rank's share may be more than all
 SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble", "idle.other_device")
 # What a rank may spend on others beside: its host waits for its device, which waits for them.
@@ -90,6 +95,7 @@ class Late:
     table: Mapping[str, Any]
     explains: int = 0  # waiting that it causes, of a mean step and rank, ns
     at_most: int = 0  # what its being like the others could gain, of a mean step and rank, ns
+    seen: str = ""  # what tells that it is late, where not all members of collectives are here
 
     @cached_property
     def cause(self) -> str:
@@ -153,6 +159,15 @@ def _waits_least(given: Given, known: pl.DataFrame) -> Late | None:
     led = worst["at_most"] or 0
     late = led if 2 * led >= less else min(less, excess.ns)
     return _late(given, worst, late, less, excess, less * (ranks - 1) // ranks)
+
+
+def late_by_own(given: Given, rank: int, *, lead: int, waited: int, explains: int, seen: str) -> Late | None:
+    """The rank as late by `lead`, where that much is left of it and work of its own explains it."""
+    excess = _excess(given, rank)
+    if lead <= LEAD_SHARE * waited or excess is None or excess.ns < OWN_SHARE * lead:
+        return None
+    row = {"rank": rank, "unmatched": 0, "assumed": False}
+    return replace(_late(given, row, lead, waited, excess, explains), seen=seen)
 
 
 def shares_lateness(late: Late, given: Given) -> bool:
@@ -377,15 +392,6 @@ class LateTogether:
         return called(self.ranks)
 
 
-def called(ranks: Sequence[int]) -> str:
-    """Ranks in words: 'rank 3', 'ranks 0, 2 and 5', 'ranks 0 to 7'."""
-    if len(ranks) > 3 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    numbers = [str(rank) for rank in ranks]
-    named = listed(numbers) if len(numbers) <= MOST_NAMED else ", ".join(numbers[:3]) + ", …"
-    return f"rank{'s' * (len(ranks) > 1)} {named}"
-
-
 def late_together(given: Given) -> LateTogether | None:
     """The ranks, half of all at most, that have more time of their own than every other, step by step."""
     own = _own_by_step(given).pivot("rank", index="step", values="own", sort_columns=True).drop_nulls()
@@ -478,7 +484,7 @@ def takes_turns(late: Late, given: Given) -> bool:
 
 
 def late_when(late: Late, given: Given) -> str:
-    """In which of the steps the rank is late, where it is so since one or up to one; else empty."""
+    """In which of the steps the rank is late, where it is so since one, up to one or in some; else empty."""
     ordered = _beyond_by_step(late.rank, given).sort("step")
     steps, each = ordered["step"].to_list(), [int(ns) for ns in ordered["late"]]
     for one in range(1, len(each) - IN_A_ROW + 1):
@@ -490,7 +496,7 @@ def late_when(late: Late, given: Given) -> str:
             if mean and min(most) >= STEADY * mean and sum(rest) <= BEFORE * mean * len(rest):
                 whole = sum(rest) <= (1 - ALL_OF_IT) * sum(each)
                 return f"{'all' if whole else 'nearly all'} of it {when}"
-    return ""
+    return in_some(steps, each)
 
 
 def says(late: Late) -> str:
@@ -531,7 +537,7 @@ def _mainly(late: Late) -> str:
 def chain(late: Late, given: Given) -> Iterator[str]:
     """The evidence: who waits for whom, how often, and what the rank has more of."""
     table = late.table
-    yield f"it arrives last in {table['last']:,} of {table['collectives']:,} collectives"
+    yield late.seen or f"it arrives last in {table['last']:,} of {table['collectives']:,} collectives"
     if late.cause == "compute":
         slower = slower_compute(late.rank, given)
         if slower:

@@ -64,6 +64,9 @@ def slower_compute(rank: int, given: Given) -> tuple[str, bool] | None:
     others = work.filter(pl.col("rank") != rank)
     if mine.is_empty() or others.is_empty():
         return None
+    gpus = other_gpu(rank, given)
+    if gpus and not _flops_more(rank, given):
+        return f"it runs on {gpus[0]}, the others on {gpus[1]}", True
     steps, ranks = given.steps, others["rank"].n_unique()
     usual = (
         others.group_by("family", "kernel")
@@ -116,13 +119,28 @@ def _such(given: Given) -> str:
     return "more layers, the embedding or the LM head" if has_stages(given) else "longer sequences"
 
 
-def _asks_for_more(rank: int, given: Given) -> str:
-    """How a rank whose kernels seem the others' shows that it has more to do; empty where it does not."""
+def other_gpu(rank: int, given: Given) -> tuple[str, str] | None:
+    """The GPU of a rank, and that of all ranks that it is compared with, where these have another."""
+    there = {given.gpus.get(other, "") for other in given.work["rank"].unique() if other != rank}
+    mine = given.gpus.get(rank, "")
+    theirs = there.pop() if len(there) == 1 else ""
+    return (mine, theirs) if mine and theirs and mine != theirs else None
+
+
+def _flops_more(rank: int, given: Given) -> str:
+    """How a rank's operators ask for more than the others'; empty where they do not, or do not tell."""
     beside = [each / given.steps[r] for r, each in given.flops.items() if r != rank and r in given.steps]
     if rank in given.flops and rank in given.steps and beside and (usual := median(beside)):
         ratio = given.flops[rank] / given.steps[rank] / usual
         if ratio > 1 + ALIKE:
             return f"and its operators ask for {ratio:.2g} times as many FLOPs"
+    return ""
+
+
+def _asks_for_more(rank: int, given: Given) -> str:
+    """How a rank whose kernels seem the others' shows that it has more to do; empty where it does not."""
+    if more := _flops_more(rank, given):
+        return more
     larger = 0.0 if given.on_host else _on_larger_grids(rank, given.work)
     return f"and {percent(larger, 1)} of its kernels run on larger grids" if larger >= RESIZED else ""
 
@@ -197,8 +215,13 @@ def device_is_slow(rank: int, given: Given) -> bool:
     return found is not None and found[1]
 
 
-def slow_device(given: Given) -> str:
+def slow_device(given: Given, rank: int | None = None) -> str:
     """What to do about a rank whose device is slow."""
+    if rank is not None and len({*given.gpus.values()}) > 1:
+        return (
+            "Give the slower GPUs less to do (smaller batches, with gradients weighted by tokens), or run "
+            "the job on GPUs of one kind: data-parallel ranks are as fast as the slowest."
+        )
     if given.on_host:
         return "Give each process cores of its own (`torchrun --numa-binding=node`), or less work."
     return (

@@ -11,6 +11,11 @@ from lostflops.finding import Finding, milliseconds
 MOST = 3  # names that a finding shows
 NAMED_FROM = 0.1  # of what a finding costs, which a name must hold to be shown
 LONGEST = 60
+# Late since a step, or up to one: in how many at least, what of its mean lateness it has in each of them, and
+# at most in a mean one of the others.
+IN_A_ROW, STEADY, BEFORE = 3, 0.5, 0.1
+ALL_OF_IT = 0.995  # of the difference; a rank's share may be more than all
+MOST_NAMED = 8  # ranks
 _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$")
 _INSIDE = re.compile(r"^(?P<what>.+?) in (?P<frame>\S+\(\d+\): .+)$")
 _BUILT_IN = re.compile(r"^<built-in (?:function|method) (?P<function>[^\s>]+)")
@@ -109,3 +114,26 @@ def listed(items: Sequence[str], last: str = "and") -> str:
     if len(items) < 2:
         return "".join(items)
     return f"{', '.join(items[:-1])} {last} {items[-1]}"
+
+
+def in_some(steps: Sequence[int], each: Sequence[int]) -> str:
+    """The steps, no more than half of all, in which a rank is late that is not so in the others."""
+    mean = sum(each) / max(1, len(each))
+    late = [(step, ns) for step, ns in zip(steps, each, strict=True) if ns > mean]
+    rest = sum(each) - sum(ns for _, ns in late)
+    if not 2 <= len(late) <= min(MOST_NAMED, len(each) // 2):
+        return ""
+    own = sum(ns for _, ns in late) / len(late)
+    if min(ns for _, ns in late) < STEADY * own or rest > BEFORE * own * (len(each) - len(late)):
+        return ""
+    whole = rest <= (1 - ALL_OF_IT) * sum(each)
+    return f"{'all' if whole else 'nearly all'} of it in steps {listed([str(step) for step, _ in late])}"
+
+
+def called(ranks: Sequence[int]) -> str:
+    """Ranks in words: 'rank 3', 'ranks 0, 2 and 5', 'ranks 0 to 7'."""
+    if len(ranks) > 3 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    numbers = [str(rank) for rank in ranks]
+    named = listed(numbers) if len(numbers) <= MOST_NAMED else ", ".join(numbers[:3]) + ", …"
+    return f"rank{'s' * (len(ranks) > 1)} {named}"

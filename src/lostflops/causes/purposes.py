@@ -62,6 +62,7 @@ LATEST = 2**62
 ABSENT = "of its group are not here"  # what the reason of an operation whose members lack ends with
 SIZED = "|"  # between an operation's kind and its bytes
 MOST_OPERATIONS = 8
+SOME, LARGE, SLACK = 4, 1 << 20, 1.5  # like operations; bytes that tell a link's speed, and by how far
 
 
 def main_purpose(purposes: Mapping[str, int]) -> str:
@@ -88,6 +89,31 @@ class Exposed:
     def by_operation(self) -> dict[str, int]:
         """The same for each kind of operation on as many bytes, of those that take most time."""
         return self._by(_operations)
+
+    def beyond_fastest(self) -> int:
+        """For how long operations last beyond what those like them take at their fastest, ns.
+
+        Those like one are of its kind, group and size; larger ones are no slower for each byte, by half.
+        """
+        if self._operations_and_cover is None:
+            return 0
+        rows, cover = self._operations_and_cover
+        size = pl.max_horizontal("bytes_in", "bytes_out").cast(pl.Int64)
+        took, of = pl.col("end") - pl.col("start"), ["rank", "kind", "group"]
+        large = pl.col("size").fill_null(0) >= LARGE
+        each = rows.with_columns(size=size).filter(took > 0).with_columns(
+            like=pl.when(pl.len().over(*of, "size") >= SOME).then(took.min().over(*of, "size")),
+            a_byte=pl.when(large).then(took / pl.col("size")).min().over(of),
+        )  # fmt: skip
+        by_bytes = pl.when(large).then((SLACK * pl.col("a_byte") * pl.col("size")).cast(pl.Int64))
+        longer = each.with_columns(end=pl.col("end") - pl.min_horizontal("like", by_bytes)).filter(
+            pl.col("end") > pl.col("start")
+        )
+        if longer.is_empty():
+            return 0
+        here = intervals.union(longer.select("rank", "start", "end").lazy(), ["rank"])
+        bare = intervals.inside(here, cover, {"exposed": pl.lit(True)})
+        return int(bare.select(pl.col("exposed").sum()).collect().item())
 
     @cached_property
     def _operations_and_cover(self) -> tuple[pl.DataFrame, pl.LazyFrame] | None:
@@ -154,7 +180,8 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     share = (forward.sum() / moved.sum()).over("rank", "group").fill_nan(0).fill_null(0)
     tensor = pl.col("reduces") & (share >= IN_FORWARD)
     moves = pl.col("kind").is_in(BY_KIND_ALONE)
-    rings = (pl.col("kind") == STAGES) & (_in_rings(rows) | (pl.col("said") == TENSOR))
+    ring = _in_rings(rows) | pl.lit(_multiplies_first(trace, rows)) | (pl.col("said") == TENSOR)
+    rings = (pl.col("kind") == STAGES) & ring & (pl.col("said").is_null() | (pl.col("said") != STAGES))
     # Groups of ranks that share data also bring each other the shards of weights and of gradients.
     brings = (pl.col("said") == GRADIENTS) & (pl.col("kind") == SHARDS)
     return known.select(
@@ -180,6 +207,41 @@ def _in_rings(rows: pl.DataFrame) -> pl.Expr:
     whole = each.filter("pairs").group_by("group").agg(pl.col("ring").all())
     rings = whole.filter("ring")["group"]
     return pl.col("group").is_in(rings.implode())
+
+
+def _multiplies_first(trace: Trace, rows: pl.DataFrame) -> bool:
+    """Whether every rank that sends or receives multiplies matrices before, in every step.
+
+    A stage of a pipeline but the first has nothing to compute before it receives. Around a ring go the keys
+    and values that each rank has made. Two ranks of a ring send to where they receive from, as stages do, and
+    of messages in one launch no peer is known. Ranks that are not here would tell more: then it is not known.
+    """
+    kernels, steps, ranks = (trace.table(name) for name in ("kernels", "steps", "ranks"))
+    messages = rows.filter(pl.col("kind").cast(pl.String).replace_strict(dict(BY_KIND), default="") == STAGES)
+    if kernels is None or steps is None or ranks is None or messages["rank"].n_unique() < 2:
+        return False
+    kinds = messages.group_by("rank").agg(pl.col("kind").cast(pl.String).unique())["kind"]
+    if any("send-receive" not in those and those.len() < 2 for those in kinds):
+        return False  # one of them only sends, or only receives
+    here, world = ranks.select(pl.col("rank").n_unique(), world=pl.col("world_size").max()).collect().row(0)
+    if world is not None and here < world:
+        return False
+    products = kernels.filter(pl.col("family").cast(pl.String) == "gemm").select("rank", "start").collect()
+    windows = steps.filter(pl.col("complete").fill_null(True)).select("rank", "step", from_="start", to="end")
+    order = windows.sort("rank", "from_").collect()
+
+    def first(of: pl.DataFrame, name: str) -> pl.DataFrame:
+        placed = of.sort("rank", "start").join_asof(
+            order, left_on="start", right_on="from_", by="rank", check_sortedness=False
+        )
+        inside = placed.filter(pl.col("start") < pl.col("to"))
+        return inside.group_by("rank", "step").agg(pl.col("start").min().alias(name))
+
+    both = first(messages.select("rank", "start"), "message").join(
+        first(products, "product"), on=["rank", "step"], how="left"
+    )
+    before = (pl.col("product") < pl.col("message")).fill_null(False)
+    return both.height > 0 and bool(both.select(before.all()).item())
 
 
 def in_one_process(trace: Trace) -> bool:

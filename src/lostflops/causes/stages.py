@@ -11,7 +11,6 @@ from lostflops.finding import Finding, milliseconds
 
 from .given import Given, has_stages
 from .lateness import (
-    called,
     in_words,
     like_others_at_most,
     replayed_even,
@@ -19,7 +18,7 @@ from .lateness import (
     stages,
 )
 from .longer_compute import mostly, slow_device, slower_compute
-from .names import on_ranks
+from .names import called, on_ranks
 from .page_findings import PageFindings
 
 BUBBLE = "pipeline-bubble"
@@ -92,7 +91,7 @@ def join_stages(
         evidence = [*facts, *([in_words(even)] if even else []), *evidence]
         bound = max(bound, shared_at_most(given), like_others_at_most(given, *slow.ranks))
         if why and why[1]:
-            remedy = on_ranks(called(slow.ranks), slow_device(given))
+            remedy = on_ranks(called(slow.ranks), slow_device(given, first))
     page.take(BUBBLE)
     page.put(
         Finding(

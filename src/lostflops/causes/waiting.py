@@ -12,14 +12,15 @@ from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipes.communication.slow_links import SLOWER
 from lostflops.recipes.communication.split import ALL_HERE
 
+from .between_ranks.exposed import EXPOSED, WAITING_TOLD, exposed_communication
+from .between_ranks.few_ranks import late_among_few
 from .declared import LOGGING
-from .given import Given, exposed_for, exposed_operations, has_stages
+from .given import Given, has_stages
 from .host import PER_STEP
 from .lateness import (
     Late,
     LateTogether,
     also,
-    called,
     chain,
     explained_by_work,
     faster_links_at_most,
@@ -48,15 +49,14 @@ from .longer_compute import (
     slow_device,
     slower_compute,
 )
-from .names import LOGGED, listed, made_of, on_ranks
-from .page_findings import PageFindings, joining
-from .purposes import EXPERTS, STAGES, TENSOR, main_purpose
+from .names import LOGGED, called, listed, made_of, on_ranks
+from .page_findings import PageFindings
+from .purposes import main_purpose
 from .stages import BUBBLE, WAITS_FROM, join_stages, slowest_stage
 from .waited_for import dearer, join_waited_for, pauses_elsewhere
 
 ARRIVES = "rank-arrives-last"
 WAITS = "communication-waits"
-EXPOSED = "communication-exposed"
 SLOW_LINK = "slow-link"
 PAGEABLE = "copies-pageable"
 MUCH = 0.1  # by how much a rank may copy more than another that does as much
@@ -66,15 +66,15 @@ SLOW_HOST = (
     "(`top`), a core per process (`torchrun --numa-binding=node`), the clock (`cpupower frequency-info`)."
 )
 CLOCKS = "gpu-clocks-held-down"
+UNEVEN = "uneven-work"  # what remedies know it by that ranks have unlike amounts to do: it is for all of them
+OWN_WORK = (
+    "In those steps it does what the others do not, such as an evaluation: share that among all ranks, do it "
+    "less often, or in a job of its own."
+)
 EVEN_WORK = "even-work"  # the edit: ranks that have more to do than others have it in turn
 # Findings about the network are about the time that communication is exposed for.
-SMALL = "collectives-small"
-NETWORK = (SMALL, "communication-slower-than-measured")
-# The next operation needs what each of them brings, so no two can be sent as one.
-NEVER_JOINED = (TENSOR, EXPERTS, STAGES)
 LATE_FROM = 0.01  # of the step: what a late rank costs
 EXPOSED_FROM = 0.05
-WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
 EXPLAINED = 0.5  # of the waiting, that ranks' own work explains
 NEARLY_ALL = 0.8  # of the time on all ranks, that is one's
 MOST_ADVISED = 3  # ranks that are late for causes of their own
@@ -97,9 +97,9 @@ def join_waiting(page: PageFindings) -> None:
             doubt = (
                 f"{milliseconds(left)} of it looks like waiting, which clocks known to {error} cannot tell."
             )
-            _exposed(page, replace(exposed or found[-1], doubt=doubt), moving, 0)
+            exposed_communication(page, replace(exposed or found[-1], doubt=doubt), moving, 0)
         return
-    late, among = late_rank(given), None
+    late, among, unsplit = late_rank(given) or late_among_few(given), None, 0
     if late is not None and page.about(late.cause) and pauses_elsewhere(given, late.rank, late.cause):
         late, among = None, late
     if late is not None and takes_turns(late, given):
@@ -111,6 +111,8 @@ def join_waiting(page: PageFindings) -> None:
     late = None if uneven or of_stage else late
     if late is not None and page.reaches(late.ns, LATE_FROM):
         _late(page, late, waits)
+        # Waiting is not known as such where not all members of collectives are here.
+        unsplit = max(0, late.explains - left) if late.seen else 0
         left = max(0, left - late.explains)
     paused, paused_in_pairs = join_waited_for(page, late.rank if late else None)
     left = max(0, left - paused)
@@ -119,7 +121,8 @@ def join_waiting(page: PageFindings) -> None:
     if given.waited.is_empty() and page.reaches(left, WAITS_FROM):
         # Stages wait for a host that pauses in sends and receives too, and no schedule helps there.
         left -= _in_turn(page, left, waits, pauses=True)
-    moving = spent.get("communication.transfer", 0) + spent.get("communication.exposed", 0)
+    untold = spent.get("communication.exposed", 0)
+    moving = spent.get("communication.transfer", 0) + untold - min(untold, unsplit)
     moved, held = _slow_link(page, left)
     moving, left = max(0, moving - moved), left - held
     moving -= _held_back(page, moving)
@@ -138,7 +141,7 @@ def join_waiting(page: PageFindings) -> None:
         left = 0
     if page.reaches(moving + left, EXPOSED_FROM) and (exposed is not None or found):
         base = exposed or found[-1]
-        _exposed(page, base, moving, left)
+        exposed_communication(page, base, moving, left)
 
 
 def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
@@ -157,7 +160,10 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
         return
     members = [same] if same is not None else []
     device_slow = late.cause == "compute" and device_is_slow(late.rank, given)
-    shared = late.cause == "compute" and not device_slow and not has_stages(given)
+    uneven = late.cause == "compute" and not device_slow
+    # What a rank alone does in some steps is no uneven share of what all do.
+    alone = uneven and " in steps " in late_when(late, given) and not launches_as_many(late.rank, given)
+    shared = late.cause == "compute" and not device_slow and not has_stages(given) and not alone
     clocks = page.of(CLOCKS) if late.cause == "compute" else None
     members += [clocks] if clocks and f"rank {late.rank} " in clocks.claim else []
     for member in members:
@@ -165,9 +171,14 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     logged = late.excess.saved_or_logged == LOGGED
     key = _key(late.cause, device_slow, logged)
     own = given.own_remedy(late.cause)
-    remedy, named = own or _remedy(page, late.cause, device_slow, logged), () if own else given.named(key)
+    remedy, named = (
+        own or _remedy(page, late.cause, late.rank, device_slow, logged),
+        () if own else given.named(key),
+    )
     if shared and of_experts(late.rank, given):
         remedy, named = ADVICE, ()
+    if alone:
+        remedy, named = OWN_WORK, ()
     if late.cause == LAUNCHING and launches_as_many(late.rank, given):
         remedy, named = SLOW_HOST, ()
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
@@ -183,7 +194,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             ns_per_step=max(late.at_most, shared_at_most(given)) if shared else late.at_most,
             cost_per_step=late.ns,
             evidence=(*chain(late, given), *(c.claim.rstrip(".") for c in members if c in (clocks, copying))),
-            next=on_ranks(f"rank {late.rank}", remedy),
+            next=remedy if uneven and remedy != slow_device(given) else on_ranks(f"rank {late.rank}", remedy),
             recipe="communication_imbalance",
             doubt=" ".join(_doubts(page, late, waits)),
             accounts=(late.cause, "communication.wait", *((second,) if second else ())),
@@ -219,7 +230,8 @@ def _most_of_all(page: PageFindings, late: Late, waited: int) -> int:
 def _claim(page: PageFindings, late: Late) -> str:
     given = page.given
     share = percent(late.ns, given.mean_step)
-    why = f"{says(late)}; the others wait {milliseconds(late.waited)} for it"
+    others = "the others here" if late.seen and given.missing_ranks else "the others"
+    why = f"{says(late)}; {others} wait {milliseconds(late.waited)} for it"
     if late.only_step is not None:
         once = f"Rank {late.rank} is {milliseconds(late.ns * late.steps)} late once, in step {late.only_step}"
         return f"{once}. Spread over all steps: {why}."
@@ -229,24 +241,24 @@ def _claim(page: PageFindings, late: Late) -> str:
     return f"{said}: {why}."
 
 
-def _remedy(page: PageFindings, cause: str, device_slow: bool, logged: bool = False) -> str:
+def _remedy(page: PageFindings, cause: str, rank: int, device_slow: bool, logged: bool = False) -> str:
     """What to do on ranks that are late by an account."""
     key = _key(cause, device_slow, logged)
-    return page.given.advice(key, "Log less often." if logged else _advice(page, cause, device_slow))
+    return page.given.advice(key, "Log less often." if logged else _advice(page, cause, rank, device_slow))
 
 
 def _key(cause: str, device_slow: bool, logged: bool = False) -> str:
     """The name that remedies know such lateness by."""
     if logged:
         return LOGGING.name
-    return FINDING_OF.get(cause, "slow-device" if device_slow else "uneven-work")
+    return FINDING_OF.get(cause, "slow-device" if device_slow else UNEVEN)
 
 
-def _advice(page: PageFindings, cause: str, device_slow: bool) -> str:
+def _advice(page: PageFindings, cause: str, rank: int, device_slow: bool) -> str:
     if cause in ACCOUNTS and cause != "compute":
         return ACCOUNTS[cause].remedy
     if device_slow or page.given.on_host:
-        return slow_device(page.given)
+        return slow_device(page.given, rank)
     return (
         "Even out the work: sequences of like length per rank (length grouping, packing), stages of one cost."
     )
@@ -257,7 +269,13 @@ def _doubts(page: PageFindings, late: Late, waits: Finding | None) -> Iterator[s
         yield waits.doubt
     elif late.assumed:
         yield ALL_HERE
-    if page.given.missing_ranks:
+    if late.seen:
+        yield (
+            "Ranks of the job that were not recorded may be later still."
+            if page.given.missing_ranks
+            else "Most collectives could not be matched: ranks recorded other steps."
+        )
+    elif page.given.missing_ranks:
         yield "Some ranks of the job are not in this recording."
 
 
@@ -365,7 +383,7 @@ def _in_turn(
         return waited
     label = ACCOUNTS[found.account].label if found.account in ACCOUNTS else found.account
     mostly = label if found.share >= MAIN_SHARE else "no one account"
-    key = FINDING_OF.get(found.account, "uneven-work")
+    key = FINDING_OF.get(found.account, UNEVEN)
     experts = found.account == "compute" and has_experts(given)
     evener = (
         "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
@@ -384,7 +402,7 @@ def _in_turn(
     )
     slower = slower_compute(found.ranks[0], given) if found.account == "compute" else None
     if slower is not None and slower[1] and set(given.flops) >= set(given.steps):
-        told = replace(told, next=slow_device(given), remedies=given.named("slow-device"))
+        told = replace(told, next=slow_device(given, found.ranks[0]), remedies=given.named("slow-device"))
         told = replace(told, evidence=(f"rank {found.ranks[0]}: {slower[0]}", *told.evidence))
     page.put(told if slower is None or slower[1] else _uneven(told, found.ranks[0], slower[0], given))
     return waited
@@ -426,7 +444,7 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         account = ACCOUNTS[group.account]
         does = f"have {milliseconds(group.main)} more {account.spent or account.label} than the others"
     slow = bool(slower and slower[1])
-    remedy = _remedy(page, group.account, slow)
+    remedy, key = _remedy(page, group.account, group.ranks[0], slow), _key(group.account, slow)
     bound = like_others_at_most(given, *group.ranks)
     told = _waiting(
         waited,
@@ -434,8 +452,8 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         at_most=bound,
         claim=f"Ranks wait {page.share(waited)} for {group.called}, which {does} in nearly every step.",
         evidence=(),
-        remedy=on_ranks(group.called, remedy),
-        named=given.named(_key(group.account, slow)),
+        remedy=remedy if key == UNEVEN and group.account == "compute" else on_ranks(group.called, remedy),
+        named=given.named(key),
         account=group.account,
     )
     if slower is None:
@@ -455,7 +473,9 @@ def _together_apart(page: PageFindings, group: LateTogether, waited: int, waits:
             page.drop(member)
     told = [f"rank {rank} has {milliseconds(ns)} {more_of(account)}" for rank, account, ns in group.apart]
     remedies = [
-        on_ranks(f"rank {rank}", _remedy(page, account, account == "compute" and device_is_slow(rank, given)))
+        on_ranks(
+            f"rank {rank}", _remedy(page, account, rank, account == "compute" and device_is_slow(rank, given))
+        )
         for rank, account, _ in group.apart[:MOST_ADVISED]
     ]
     found = _waiting(
@@ -507,91 +527,3 @@ def _unexplained(page: PageFindings, waits: Finding, left: int) -> Finding:
         accounts=("communication.wait",),
         doubt=" ".join(filter(None, (waits.doubt, "The ranks' own work does not explain the waiting."))),
     )
-
-
-def _exposed(page: PageFindings, base: Finding, moving: int, waited: int) -> None:
-    """What communication itself costs, with what is known about the network as evidence."""
-    given = page.given
-    network = page.take(*NETWORK)
-    small = [f for f in network if f.name == SMALL]
-    joinable = main_purpose(given.purposes) not in NEVER_JOINED
-    if small and joinable and 2 * sum(f.size for f in small) >= moving + waited:
-        # Their number is what costs: the exposure is theirs.
-        told = replace(
-            joining(small[0], [base, *network[1:]]),
-            cost_per_step=moving + waited,
-            accounts=("communication.transfer", "communication.exposed"),
-        )
-        page.put(made_of(told, exposed_operations(given)))
-        return
-    worth = waited >= WAITING_TOLD * (moving + waited)
-    waiting = f", {milliseconds(waited)} of it waiting" if worth else ""
-    elsewhere = given.accounts.get("communication.wait", 0) - waited >= WAITING_TOLD * (moving + waited)
-    unknown = min(moving, given.accounts.get("communication.exposed", 0))
-    untold = f"{milliseconds(unknown)} of it may be waiting for other ranks" if unknown else ""
-    some_missing = given.missing_ranks and len(given.steps) > 1
-    if some_missing and main_purpose(given.purposes) == STAGES and 2 * unknown >= moving:
-        _between_stages(page, base, moving + waited, unknown)
-        return
-    told = made_of(
-        replace(
-            base,
-            name=EXPOSED,
-            claim=f"Communication that no computation hides costs {page.share(moving + waited)}{waiting}.",
-            cost_per_step=moving + waited,
-            ns_per_step=min(base.ns_per_step, _transfer(page, base) + waited),
-            evidence=(
-                # These count the waiting that has a finding of its own.
-                *exposed_for(given),
-                *((untold,) if untold else ()),
-                *(() if elsewhere else base.evidence),
-                *(f.claim.rstrip(".") for f in network[:2]),
-            ),
-            next=base.next,
-            accounts=("communication.transfer", "communication.exposed"),
-        ),
-        exposed_operations(given),
-    )
-    page.put(told)
-
-
-def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) -> None:
-    """Sends and receives that wait or transfer; which of both is not known, as some ranks are missing."""
-    waiting = page.take(BUBBLE)
-    waits = sum(f.size for f in waiting)
-    told = made_of(
-        replace(
-            base,
-            name=BUBBLE,
-            claim=f"Pipeline stages wait or transfer {page.share(cost + waits)} with nothing computed.",
-            cost_per_step=cost + waits,
-            ns_per_step=max(base.ns_per_step, cost + waits),
-            evidence=(
-                f"{milliseconds(unknown)} of it may be either: the other ends were not recorded",
-                *exposed_for(page.given),
-            ),
-            next=ACCOUNTS["idle.pipeline_bubble"].remedy,
-            accounts=("communication.exposed", "communication.wait", "communication.transfer"),
-        ),
-        exposed_operations(page.given),
-    )
-    page.put(told)
-
-
-def _transfer(page: PageFindings, base: Finding) -> int:
-    """The most that communication can cost a step without the waiting that has a finding of its own, ns.
-
-    Ranks that keep in step all gain what the one gains that the others wait for; which that is may change.
-    """
-    total, waits = (
-        page.given.table("communication_exposed"),
-        page.given.table("communication_wait"),
-    )
-    if total is None or waits is None:
-        return base.ns_per_step
-    waited = {rank: ns or 0 for rank, ns in waits.select("rank", "in_steps").iter_rows()}
-    each = (
-        (ns - waited.get(rank, 0)) // max(1, page.given.steps.get(rank, 1))
-        for rank, ns in total.select("rank", "total_in_steps").iter_rows()
-    )
-    return max(each, default=base.ns_per_step)

@@ -88,6 +88,24 @@ ACHIEVABLE = {
     "a100": 0.869, "h100": 0.803, "h800": 0.803, "h200": 0.803, "gh200": 0.838, "b200": 0.776, "b300": 0.786,
     "gb200": 0.729, "mi250x": 0.767, "mi300x": 0.511, "mi325x": 0.600, "mi355x": 0.622,
 }  # fmt: skip
+# Bytes per second of large copies from pinned memory to a card, and which link to its host it usually has.
+HOST_LINKS = {"PCIe 3": 12e9, "PCIe 4": 25e9, "PCIe 5": 55e9, "NVLink-C2C": 375e9}
+ON_LINK: Mapping[str, tuple[str, ...]] = {
+    "PCIe 3": ("v100", "v100-pcie", "t4"),
+    "PCIe 4": ("a100", "a100-others", "a800", "a10", "l4", "l40s", "rtx-4090", "mi210", "mi250x"),
+    "PCIe 5": (
+        "h100", "h100-96gb", "h100-pcie", "h100-nvl", "h800", "h20", "h200", "h200-nvl", "b200", "b300",
+        "mi300x", "mi325x", "mi350x", "mi355x",
+    ),
+    "NVLink-C2C": ("gh200",),
+}  # fmt: skip
+
+
+def host_link(gpu: str) -> tuple[str, float] | None:
+    """The link that a GPU usually has to its host, and its bytes per second; None where it is not known."""
+    found = card(gpu)
+    links = (link for link, cards in ON_LINK.items() if found is not None and found.name in cards)
+    return next(((link, HOST_LINKS[link]) for link in links), None)
 
 
 def card(gpu: str) -> Card | None:

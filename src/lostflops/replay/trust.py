@@ -88,7 +88,7 @@ def trust(job: RecordedJob, known: Known, world: int | None) -> Trust:
     error = float(max((e.max() for e in errors if len(e)), default=0.0))
     worst = int(of_rank["rank"][int(np.argmax(np.maximum(*errors)))]) if len(whole) else 0
     path = path_shares(job, steps, known.host_spans)
-    unmatched = _unmatched(job, matched, world)
+    unmatched = _unmatched(job, steps, matched, world)
     reason = _refused(job, steps, error, worst, path)
     if not reason and cpu_only(job):
         reason = unmatched  # where a transfer is waited for, only its own times say
@@ -128,7 +128,7 @@ def _without_steps(job: RecordedJob) -> bool:
     return job.steps.height > 0 and bool((job.steps["source"] == "whole trace").all())
 
 
-def _unmatched(job: RecordedJob, matched: pl.DataFrame | None, world: int | None) -> str:
+def _unmatched(job: RecordedJob, steps: StepPoints, matched: pl.DataFrame | None, world: int | None) -> str:
     """Why it is not known enough which ranks wait for which, or nothing."""
     operations = job.operations.filter(pl.col("communication").fill_null(False))
     ranks = job.operations["rank"].n_unique()
@@ -141,8 +141,16 @@ def _unmatched(job: RecordedJob, matched: pl.DataFrame | None, world: int | None
     if matched is None:
         return "which communication of different ranks belongs together is not known"
     length = pl.col("end") - pl.col("start")
-    told = matched.select(all=length.sum(), told=length.filter(pl.col("instance").is_not_null()).sum()).row(0)
-    share = told[1] / told[0] if told[0] else 1.0
+    # What came before the first step, or after the last, is given as it was.
+    windows = pl.DataFrame(
+        {"rank": steps.rank, "from": steps.begins(job.measured), "to": steps.ends(job.measured)}
+    )
+    around = windows.group_by("rank").agg(pl.col("from").min(), pl.col("to").max())
+    inside = matched.join(around, on="rank").filter(
+        pl.col("end") > pl.col("from"), pl.col("start") < pl.col("to")
+    )
+    told = inside.select(all=length.sum(), told=length.filter(pl.col("instance").is_not_null()).sum()).row(0)
+    share = (told[1] or 0) / told[0] if told[0] else 1.0
     if share < MATCHED_LEAST:
         return f"{whole_percent(1 - share)} of the time in communication could not be matched over ranks"
     return ""

@@ -82,7 +82,11 @@ def find_steps(
         if found is not None:
             steps = _inside(found, start, end)
             if steps.height:
-                return _finished(steps, on_host, on_device.work(kernels, copies), operators, start, end)
+                done = on_device.work(kernels, copies)
+                marked = _finished(steps, on_host, done, operators, start, end)
+                # Marks outside of which all work was launched mark no steps.
+                if not (done.is_attributed and len(done.start) and not _hold_work(marked)):
+                    return marked
     work = [t.select("start", "end") for t in (kernels, copies) if t is not None and t.height]
     first, last = start, end
     if work:
@@ -95,6 +99,11 @@ def find_steps(
         amount=pl.lit(None, pl.Int64),
         left_out=pl.lit(None, LEFT_OUT),
     )
+
+
+def _hold_work(steps: pl.DataFrame) -> bool:
+    """Whether anything was launched in the steps."""
+    return bool(steps["amount"].fill_null(0).sum() > 0)
 
 
 def _finished(

@@ -28,7 +28,8 @@ NOT_OWN = (
     r"^(?:ProfilerStep[#*]|Optimizer\.|enumerate\(|DistributedDataParallel|FSDP|(?:nccl|gloo|mpi|ucc):"
     r"|forward#|backward$)"
 )
-COMMUNICATION = r"^(?:nccl|gloo|mpi|ucc|c10d)[:_]"
+# The profiler's mark ends in `step()`, which a range of the job's own may go around.
+UNORDERED = r"^(?:ProfilerStep[#*]|(?:nccl|gloo|mpi|ucc|c10d)[:_])"
 NULL = pl.lit(None, dtype=pl.Int64)
 SCHEMA = {
     "rank": pl.Int32,
@@ -127,7 +128,7 @@ def crossing(ranges: pl.DataFrame) -> pl.DataFrame:
 
     What crosses only such a range, beyond where it was cut, is not among them.
     """
-    ranges = ranges.filter(pl.col("complete"), ~pl.col("name").str.contains(COMMUNICATION))
+    ranges = ranges.filter(pl.col("complete"), ~pl.col("name").str.contains(UNORDERED))
     if ranges.is_empty():
         return _rows(ranges.select("rank", "name", "start", "end"), CROSSED, found=NULL, of=NULL)
     threads = intervals.group_ids(ranges, ["rank", "thread"])

@@ -23,6 +23,8 @@ from lostflops.version import __version__
 from . import facts, quality, roofs, step_notes
 from .budget import Budget, budget
 from .moments import Moments, moments
+from .notes.lost_work import doubted, lost_work
+from .notes.step_kinds import of_two_kinds
 from .pipeline import Pipeline, pipeline
 from .run import Run, recorded
 from .sentences import job_notes
@@ -161,6 +163,8 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
         job.units,
     )
     found = causes.predicted(causes.findings(given), session, given.mean_step)
+    lost = _kept_notes(session, "page_lost_work", partial(lost_work, trace, steps))
+    found = tuple(map(doubted, found)) if lost else found
     told = facts.known(trace, run, spent, windows, by_name, step_notes.tell_the_period(steps, counting))
     return Page(
         lostflops=__version__,
@@ -175,13 +179,16 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
             ),
             *job_notes(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
+            *lost,
             *_between(trace, steps),
             *_kept_notes(session, "page_uncovered", partial(step_notes.uncovered, trace, steps)),
             *step_notes.without_update(trace, steps),
             *_clocks(trace, by_name, run),
             *step_notes.lengths(steps, counting),
             *step_notes.left_out(run, steps, counting),
+            *step_notes.apart(run, counting),
             *step_notes.uneven(run, steps, counting),
+            *_kept_notes(session, "page_step_kinds", partial(of_two_kinds, trace, run, steps, counting)),
         ),
         figures=tuple(_figures(run, counted, spent, by_name, unclassified, kernel_time)),
         facts=replace(told, roofs=tuple(roofs.lines(run, spent, by_name))),

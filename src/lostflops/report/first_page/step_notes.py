@@ -68,7 +68,7 @@ def left_out(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[s
     kept = doubtful.join(counted, on=["rank", "step"], how="semi")
     if kept.is_empty():
         return
-    which = _numbers(kept["step"].unique().sort().to_list())
+    which = numbers(kept["step"].unique().sort().to_list())
     one = kept["step"].n_unique() == 1
     if run.selected_steps:
         asked = f"In the mean because `--steps` asks for {'it' if one else 'them'}"
@@ -109,15 +109,15 @@ def _listed(out: pl.DataFrame, steps: pl.DataFrame, counted: pl.DataFrame) -> st
     by_step = out.sort(rank_of, "rank").unique("step", keep="first", maintain_order=True).sort("step")
     parts: list[tuple[int, str]] = []
     for (why,), mine in by_step.partition_by("why", as_dict=True, maintain_order=True).items():
-        numbers: list[int] = mine["step"].to_list()
+        those: list[int] = mine["step"].to_list()
         if why == "outlier":
-            parts += [(n, f"step {n} ({_times(n, steps, counted)})") for n in numbers[:MOST_LISTED]]
-            numbers = numbers[MOST_LISTED:]
-        if numbers:
+            parts += [(n, f"step {n} ({_times(n, steps, counted)})") for n in those[:MOST_LISTED]]
+            those = those[MOST_LISTED:]
+        if those:
             reason = BECAUSE.get(str(why), str(why))
-            if len(numbers) > 1:
+            if len(those) > 1:
                 reason = reason.replace(" it", " them").replace("them holds", "they hold")
-            parts.append((numbers[0], f"{_numbers(numbers)} ({reason})" if reason else _numbers(numbers)))
+            parts.append((those[0], f"{numbers(those)} ({reason})" if reason else numbers(those)))
     return ", ".join(text for _, text in sorted(parts))
 
 
@@ -132,7 +132,7 @@ def _times(number: int, steps: pl.DataFrame, counted: pl.DataFrame) -> str:
     return f"{milliseconds(own)}, {own / usual:.{0 if own >= 10 * usual else 1}f} times the others"
 
 
-def _numbers(steps: Iterable[int]) -> str:
+def numbers(steps: Iterable[int]) -> str:
     """'step 4', 'steps 4 and 8', 'steps 4 to 7 and 9', shortened where they are many."""
     runs: list[list[int]] = []
     for step in steps:
@@ -154,6 +154,23 @@ def _joined(texts: list[str]) -> str:
     return ", ".join(texts[:-1]) + " and " + texts[-1] if len(texts) > 1 else texts[0]
 
 
+def apart(run: Run, counted: pl.DataFrame) -> Iterator[str]:
+    """That ranks recorded other steps than others did, so that what they wait for each other is not known."""
+    numbered = counted.group_by("rank").agg(pl.col("step").unique().sort()).sort("rank")
+    ranks_of = counted.group_by("step").agg(pl.col("rank").n_unique())["rank"]
+    if run.is_whole or numbered.height < 2 or (ranks_of == numbered.height).any():
+        return
+    groups = numbered.group_by("step", maintain_order=True).agg("rank")
+    told = [
+        f"rank{'s' * (len(ranks) > 1)} {_joined(list(map(str, ranks)))} {numbers(those)}"
+        for those, ranks in groups.iter_rows()
+    ]
+    yield (
+        f"No step was recorded on all ranks: {_joined(told)}. How long ranks wait for each other is then not "
+        "known: record the same steps on all."
+    )
+
+
 def uneven(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
     """Which counted steps are far longer than the others, and no outliers as they come back or do more."""
     length = (pl.col("end") - pl.col("start")).alias("length")
@@ -169,7 +186,7 @@ def uneven(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str
     low, high = long["length"].min(), long["length"].max()
     assert isinstance(low, int) and isinstance(high, int)
     took = milliseconds(high) if high < 1.1 * low else f"{milliseconds(low)} to {milliseconds(high)}"
-    which, one = _numbers(long["step"].to_list()), long.height == 1
+    which, one = numbers(long["step"].to_list()), long.height == 1
     if apart := _on_ranks(each.filter(pl.col("length") > MUCH_LONGER * usual)):
         yield (
             f"A step takes {took} that is {milliseconds(usual)} otherwise (median): {apart}. It counts in "

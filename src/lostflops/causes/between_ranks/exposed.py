@@ -1,0 +1,113 @@
+"""What communication costs that no computation hides, apart from waiting that has a cause of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lostflops.accounts import ACCOUNTS
+from lostflops.causes.given import exposed_for, exposed_operations
+from lostflops.causes.names import made_of
+from lostflops.causes.page_findings import PageFindings, joining
+from lostflops.causes.purposes import EXPERTS, STAGES, TENSOR, main_purpose
+from lostflops.causes.stages import BUBBLE
+from lostflops.finding import Finding, milliseconds
+
+EXPOSED = "communication-exposed"
+NOT_HERE = "ranks that were not recorded may be late. Record all before making communication faster."
+SMALL = "collectives-small"
+NETWORK = (SMALL, "communication-slower-than-measured")
+# The next operation needs what each of them brings, so no two can be sent as one.
+NEVER_JOINED = (TENSOR, EXPERTS, STAGES)
+WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
+
+
+def exposed_communication(page: PageFindings, base: Finding, moving: int, waited: int) -> None:
+    """What communication itself costs, with what is known about the network as evidence."""
+    given = page.given
+    network = page.take(*NETWORK)
+    small = [f for f in network if f.name == SMALL]
+    joinable = main_purpose(given.purposes) not in NEVER_JOINED
+    if small and joinable and 2 * sum(f.size for f in small) >= moving + waited:
+        # Their number is what costs: the exposure is theirs.
+        told = replace(
+            joining(small[0], [base, *network[1:]]),
+            cost_per_step=moving + waited,
+            accounts=("communication.transfer", "communication.exposed"),
+        )
+        page.put(made_of(told, exposed_operations(given)))
+        return
+    worth = waited >= WAITING_TOLD * (moving + waited)
+    waiting = f", {milliseconds(waited)} of it waiting" if worth else ""
+    elsewhere = given.accounts.get("communication.wait", 0) - waited >= WAITING_TOLD * (moving + waited)
+    unknown = min(moving, given.accounts.get("communication.exposed", 0))
+    untold = f"{milliseconds(unknown)} of it may be waiting for other ranks" if unknown else ""
+    some_missing = given.missing_ranks and len(given.steps) > 1
+    if some_missing and main_purpose(given.purposes) == STAGES and 2 * unknown >= moving:
+        _between_stages(page, base, moving + waited, unknown)
+        return
+    longer = min(unknown, given.beyond_fastest // max(1, given.num_steps))
+    if 2 * longer >= moving + waited:
+        late = f"{milliseconds(longer)} of it is longer than the same takes at its fastest: {NOT_HERE}"
+        base = replace(base, doubt=" ".join(filter(None, (base.doubt, late))))
+    told = made_of(
+        replace(
+            base,
+            name=EXPOSED,
+            claim=f"Communication that no computation hides costs {page.share(moving + waited)}{waiting}.",
+            cost_per_step=moving + waited,
+            ns_per_step=min(base.ns_per_step, _transfer(page, base) + waited),
+            evidence=(
+                # These count the waiting that has a finding of its own.
+                *exposed_for(given),
+                *((untold,) if untold else ()),
+                *(() if elsewhere else base.evidence),
+                *(f.claim.rstrip(".") for f in network[:2]),
+            ),
+            next=base.next,
+            accounts=("communication.transfer", "communication.exposed"),
+        ),
+        exposed_operations(given),
+    )
+    page.put(told)
+
+
+def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) -> None:
+    """Sends and receives that wait or transfer; which of both is not known, as some ranks are missing."""
+    waiting = page.take(BUBBLE)
+    waits = sum(f.size for f in waiting)
+    told = made_of(
+        replace(
+            base,
+            name=BUBBLE,
+            claim=f"Pipeline stages wait or transfer {page.share(cost + waits)} with nothing computed.",
+            cost_per_step=cost + waits,
+            ns_per_step=max(base.ns_per_step, cost + waits),
+            evidence=(
+                f"{milliseconds(unknown)} of it may be either: the other ends were not recorded",
+                *exposed_for(page.given),
+            ),
+            next=ACCOUNTS["idle.pipeline_bubble"].remedy,
+            accounts=("communication.exposed", "communication.wait", "communication.transfer"),
+        ),
+        exposed_operations(page.given),
+    )
+    page.put(told)
+
+
+def _transfer(page: PageFindings, base: Finding) -> int:
+    """The most that communication can cost a step without the waiting that has a finding of its own, ns.
+
+    Ranks that keep in step all gain what the one gains that the others wait for; which that is may change.
+    """
+    total, waits = (
+        page.given.table("communication_exposed"),
+        page.given.table("communication_wait"),
+    )
+    if total is None or waits is None:
+        return base.ns_per_step
+    waited = {rank: ns or 0 for rank, ns in waits.select("rank", "in_steps").iter_rows()}
+    each = (
+        (ns - waited.get(rank, 0)) // max(1, page.given.steps.get(rank, 1))
+        for rank, ns in total.select("rank", "total_in_steps").iter_rows()
+    )
+    return max(each, default=base.ns_per_step)

@@ -1,0 +1,1 @@
+"""What a reader must know before believing the numbers: sentences above the ledger."""

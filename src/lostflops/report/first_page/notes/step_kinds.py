@@ -1,0 +1,75 @@
+"""Steps of two lengths, as where every fourth one updates weights or evaluates: a mean is of neither."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import polars as pl
+
+from lostflops.finding import milliseconds
+from lostflops.recipes.steps.beside_usual import num_kernels
+from lostflops.report.first_page.run import Run
+from lostflops.report.first_page.step_notes import MUCH_LONGER, numbers
+from lostflops.store.trace import Trace
+
+FEWEST = 4  # steps
+LONGER = 1.15  # times the longest of the shorter kind: the shortest of the longer one
+WITHIN = 0.5  # of the distance between both kinds: how far steps of one are apart
+LEAST_TURNS = 3  # of a kind that does no more or less than the others
+OTHER_WORK = 1.05  # times as many kernels
+
+
+def of_two_kinds(trace: Trace, run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
+    """That counted steps are of two lengths, where one is at most twice the other: which, and what they do.
+
+    Steps that do as much as the others are of another kind only if they come back after as many others, or
+    every machine that is busy with something else would make two kinds.
+    """
+    length = (pl.col("end") - pl.col("start")).alias("length")
+    mine = steps.join(counted, on=["rank", "step"], how="semi").select("rank", "step", "start", "end", length)
+    each = mine.group_by("step").agg(pl.col("length").mean()).sort("length", "step")
+    if run.is_whole or each.height < FEWEST:
+        return
+    lengths: list[float] = each["length"].to_list()
+    at = max(range(1, len(lengths)), key=lambda n: (lengths[n] - lengths[n - 1], n))
+    short, long = each.head(at), each.tail(each.height - at)
+    gap = lengths[at] - lengths[at - 1]
+    apart = max(lengths[at - 1] - lengths[0], lengths[-1] - lengths[at])
+    usual = float(each["length"].median() or 0)  # pyright: ignore[reportArgumentType]
+    if lengths[at] < LONGER * lengths[at - 1] or apart > WITHIN * gap or lengths[-1] > MUCH_LONGER * usual:
+        return
+    kernels = trace.table("kernels")
+    many = num_kernels(mine.lazy(), kernels, counted.lazy()).group_by("step").agg(pl.col("kernels").mean())
+    work = {step: n or 0.0 for step, n in many.collect().iter_rows()}
+    least, most = sorted(_mean([work.get(n, 0.0) for n in kind["step"]]) for kind in (short, long))
+    differ = kernels is not None and most >= OTHER_WORK * least and most >= least + 1
+    few, others = (short, long) if short.height < long.height else (long, short)
+    if not differ and not _returns(few["step"].sort().to_list(), each["step"].to_list()):
+        return
+    which, one = numbers(few["step"].sort().to_list()), few.height == 1
+    did = ["", ""]
+    if differ:
+        what = "operators" if run.on_host else "kernels"
+        did = [
+            f" for {_mean([work.get(n, 0.0) for n in kind['step']]):,.0f} {what}" for kind in (few, others)
+        ]
+    many = "are of two kinds" if differ else "have two lengths"
+    took, otherwise = (milliseconds(_mean(kind["length"].to_list())) for kind in (few, others))
+    yield (
+        f"Steps {many}: {which} take{'s' * one} {took}{did[0]}, the others {otherwise}{did[1]}. "
+        f"The mean is over both{' kinds' if differ else ''}."
+    )
+
+
+def _returns(few: list[int], every: list[int]) -> bool:
+    """Whether `few` come back after as many others each time, throughout a recording."""
+    apart = {b - a for a, b in pairwise(few)}
+    if len(few) < LEAST_TURNS or len(apart) != 1:
+        return False
+    (period,) = apart
+    return period > 1 and few[0] - min(every) < period and max(every) - few[-1] < period
+
+
+def _mean(of: list[float]) -> float:
+    return sum(of) / max(1, len(of))

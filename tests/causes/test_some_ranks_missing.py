@@ -1,0 +1,80 @@
+"""What the page says of a late rank where other ranks of the job were not recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import lostflops
+from lostflops.report.first_page.page import Page
+from made_runs import Job, Work, made
+
+
+def page_of(folder: Path, *ranks: Work, world_size: int = 4, steps: int = 4) -> Page:
+    return lostflops.why(made(folder, Job(world_size=world_size).run([list(ranks)] * steps)))
+
+
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_a_late_rank_is_named_though_another_was_not_recorded(tmp_path: Path, others: int) -> None:
+    page = page_of(tmp_path, Work(), Work(loads=25), *[Work()] * (others - 1), world_size=5)
+    first = page.findings[0]
+    assert first.rank == 1
+    assert first.claim == (
+        "Rank 1 is 25.0 ms late per step (37.3 %): 25.0 ms of data loading; the others here wait 25.0 ms for "
+        "it."
+    )
+    assert "its steps hold 2.00 ms of exposed communication, those of the others here 27.0 ms" in (
+        first.evidence
+    )
+    assert first.doubt == "Ranks of the job that were not recorded may be later still."
+    rest = [f for f in page.findings if f.name == "communication-exposed"]
+    assert [f.size for f in rest] in ([], [2_000_000])
+    assert page.verdict.startswith("Waiting for rank 1")
+
+
+def test_ranks_that_were_recorded_are_not_late_for_one_that_was_not(tmp_path: Path) -> None:
+    page = page_of(tmp_path, Work(computes=40), Work(computes=40.3), Work(computes=40))
+    assert not any(f.rank is not None for f in page.findings)
+
+
+def test_a_rank_that_hides_more_of_the_transfer_is_not_late(tmp_path: Path) -> None:
+    """All are in the all-reduce for as long; rank 1 computes 20 ms of it away."""
+    tables = Job(world_size=4, transfer=30).run([[Work()] * 3] * 4)
+    for row in [row for row in tables["kernels"] if row["rank"] == 1 and row["stream"] == 20]:
+        longer = {"end": row["start"] + 20_000_000, "family": "gemm", "name": "sm90_gemm", "stream": 7}
+        tables["kernels"].append(row | longer)
+    page = lostflops.why(made(tmp_path, tables))
+    assert [f.name for f in page.findings] == ["communication-exposed"]
+
+
+def test_a_late_rank_is_named_though_no_step_was_recorded_on_all(tmp_path: Path) -> None:
+    """Rank 0 recorded steps 0 to 3, ranks 1 and 2 steps 4 to 7."""
+    tables = Job().run([[Work(), Work(loads=25), Work()]] * 8)
+    middle = tables["steps"][4 * 3]["start"]
+    for name in ("steps", "kernels", "collectives", "ranges"):
+        tables[name] = [r for r in tables[name] if (r["start"] < middle) == (r["rank"] == 0)]
+    page = lostflops.why(made(tmp_path, tables))
+    first = page.findings[0]
+    assert first.rank == 1 and first.claim.endswith(
+        "25.0 ms of data loading; the others wait 25.0 ms for it."
+    )
+    assert first.doubt == "Most collectives could not be matched: ranks recorded other steps."
+    assert page.notes[-1].startswith(
+        "No step was recorded on all ranks: rank 0 steps 0 to 3 and ranks 1 and 2 steps 4 to 7."
+    )
+
+
+@pytest.mark.parametrize(("late", "doubted"), [(25, True), (0, False)])
+def test_waiting_for_a_rank_that_is_not_here_is_doubted_to_be_transfer(
+    tmp_path: Path, late: float, doubted: bool
+) -> None:
+    """Rank 0 alone was recorded; in every other step another comes 25 ms after it. Alike they take 6 ms."""
+    tables = Job(world_size=2, transfer=6).run(
+        [[Work(), Work(loads=late if step % 2 else 0)] for step in range(8)]
+    )
+    for name in tables:
+        tables[name] = [row for row in tables[name] if row["rank"] == 0]
+    page = lostflops.why(made(tmp_path, tables))
+    (exposed,) = (f for f in page.findings if f.name == "communication-exposed")
+    assert ("12.5 ms of it is longer than the same takes at its fastest" in exposed.doubt) == doubted
