@@ -372,7 +372,8 @@ def test_nothing_travels_when_everything_fits() -> None:
 
 
 def forget_saves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Streaming, "_claim", lambda self, tensor: None)
+    """Whatever is saved keeps the memory that it has then, be it that of a slot."""
+    monkeypatch.setattr(Streaming, "_claim", lambda self, tensor: claims.Kept(tensor.detach()))
 
 
 def test_a_slot_that_autograd_still_looks_at_is_not_given_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,7 @@ def made(
             hidden=pl.col("ns").filter(pl.col("account") == "compute").sum() // 4,
             exposed=pl.col("ns").filter(pl.col("account").str.starts_with("communication")).sum(),
         )
+        .with_columns(total_in_steps=pl.col("hidden") + pl.col("exposed"))
         .sort("rank")
     )
 
@@ -179,7 +180,7 @@ def made(
     @recipe(
         question="How much communication time is not hidden behind compute?",
         scope="rank",
-        columns={"rank": Id("rank"), "hidden": Time("hidden"), "exposed": Time("exposed")},
+        columns={"rank": Id("rank")} | {name: Time(name) for name in ("hidden", "exposed", "total_in_steps")},
         examples=[],
         plot=Bars(x="rank", y=("hidden", "exposed"), stacked=True),
     )
