@@ -215,9 +215,9 @@ def device_is_slow(rank: int, given: Given) -> bool:
     return found is not None and found[1]
 
 
-def slow_device(given: Given, rank: int | None = None) -> str:
+def slow_device(given: Given) -> str:
     """What to do about a rank whose device is slow."""
-    if rank is not None and len({*given.gpus.values()}) > 1:
+    if len({*given.gpus.values()}) > 1:
         return (
             "Give the slower GPUs less to do (smaller batches, with gradients weighted by tokens), or run "
             "the job on GPUs of one kind: data-parallel ranks are as fast as the slowest."

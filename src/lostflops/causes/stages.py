@@ -91,7 +91,7 @@ def join_stages(
         evidence = [*facts, *([in_words(even)] if even else []), *evidence]
         bound = max(bound, shared_at_most(given), like_others_at_most(given, *slow.ranks))
         if why and why[1]:
-            remedy = on_ranks(called(slow.ranks), slow_device(given, first))
+            remedy = on_ranks(called(slow.ranks), slow_device(given))
     page.take(BUBBLE)
     page.put(
         Finding(

@@ -172,7 +172,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     key = _key(late.cause, device_slow, logged)
     own = given.own_remedy(late.cause)
     remedy, named = (
-        own or _remedy(page, late.cause, late.rank, device_slow, logged),
+        own or _remedy(page, late.cause, device_slow, logged),
         () if own else given.named(key),
     )
     if shared and of_experts(late.rank, given):
@@ -241,10 +241,10 @@ def _claim(page: PageFindings, late: Late) -> str:
     return f"{said}: {why}."
 
 
-def _remedy(page: PageFindings, cause: str, rank: int, device_slow: bool, logged: bool = False) -> str:
+def _remedy(page: PageFindings, cause: str, device_slow: bool, logged: bool = False) -> str:
     """What to do on ranks that are late by an account."""
     key = _key(cause, device_slow, logged)
-    return page.given.advice(key, "Log less often." if logged else _advice(page, cause, rank, device_slow))
+    return page.given.advice(key, "Log less often." if logged else _advice(page, cause, device_slow))
 
 
 def _key(cause: str, device_slow: bool, logged: bool = False) -> str:
@@ -254,11 +254,11 @@ def _key(cause: str, device_slow: bool, logged: bool = False) -> str:
     return FINDING_OF.get(cause, "slow-device" if device_slow else UNEVEN)
 
 
-def _advice(page: PageFindings, cause: str, rank: int, device_slow: bool) -> str:
+def _advice(page: PageFindings, cause: str, device_slow: bool) -> str:
     if cause in ACCOUNTS and cause != "compute":
         return ACCOUNTS[cause].remedy
     if device_slow or page.given.on_host:
-        return slow_device(page.given, rank)
+        return slow_device(page.given)
     return (
         "Even out the work: sequences of like length per rank (length grouping, packing), stages of one cost."
     )
@@ -402,7 +402,7 @@ def _in_turn(
     )
     slower = slower_compute(found.ranks[0], given) if found.account == "compute" else None
     if slower is not None and slower[1] and set(given.flops) >= set(given.steps):
-        told = replace(told, next=slow_device(given, found.ranks[0]), remedies=given.named("slow-device"))
+        told = replace(told, next=slow_device(given), remedies=given.named("slow-device"))
         told = replace(told, evidence=(f"rank {found.ranks[0]}: {slower[0]}", *told.evidence))
     page.put(told if slower is None or slower[1] else _uneven(told, found.ranks[0], slower[0], given))
     return waited
@@ -444,7 +444,7 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         account = ACCOUNTS[group.account]
         does = f"have {milliseconds(group.main)} more {account.spent or account.label} than the others"
     slow = bool(slower and slower[1])
-    remedy, key = _remedy(page, group.account, group.ranks[0], slow), _key(group.account, slow)
+    remedy, key = _remedy(page, group.account, slow), _key(group.account, slow)
     bound = like_others_at_most(given, *group.ranks)
     told = _waiting(
         waited,
@@ -473,9 +473,7 @@ def _together_apart(page: PageFindings, group: LateTogether, waited: int, waits:
             page.drop(member)
     told = [f"rank {rank} has {milliseconds(ns)} {more_of(account)}" for rank, account, ns in group.apart]
     remedies = [
-        on_ranks(
-            f"rank {rank}", _remedy(page, account, rank, account == "compute" and device_is_slow(rank, given))
-        )
+        on_ranks(f"rank {rank}", _remedy(page, account, account == "compute" and device_is_slow(rank, given)))
         for rank, account, _ in group.apart[:MOST_ADVISED]
     ]
     found = _waiting(

@@ -114,7 +114,8 @@ def held_table(part: Part, name: str) -> pl.DataFrame | None:
 
 
 def _holds(held: _Held, place: Path, full: pl.DataFrame) -> bool:
-    held.tables.pop(place, None)  # of an attempt at reading that was given up
+    if (given_up := held.tables.pop(place, None)) is not None:  # by an earlier attempt at reading
+        held.size -= int(given_up.estimated_size())
     size = int(full.estimated_size())
     if size > HELD_AT_MOST or held.size + size > ALL_HELD_AT_MOST:
         return False

@@ -103,7 +103,7 @@ def runs(*keys: Int) -> list[Int]:
     """The positions of each run of rows that have the same keys, in order; none where there are no rows."""
     if not len(keys[0]):
         return []
-    return np.split(np.arange(len(keys[0])), np.flatnonzero(_begins(keys))[1:])
+    return np.split(np.arange(len(keys[0])), np.flatnonzero(changes_of(*keys))[1:])
 
 
 def numbered(*keys: npt.NDArray[Any]) -> tuple[Int, Int]:
@@ -113,20 +113,20 @@ def numbered(*keys: npt.NDArray[Any]) -> tuple[Int, Int]:
     [[1, 0], [1, 0, 1]]
     """
     # Rows of one combination stand in a row: few of them are sorted.
-    begins = _begins(keys)
-    run = np.flatnonzero(begins)
+    opens = changes_of(*keys)
+    run = np.flatnonzero(opens)
     order = sorted_by(*(key[run] for key in keys))
-    opens = _begins([key[run[order]] for key in keys])
+    of_its_own = changes_of(*(key[run[order]] for key in keys))
     of = np.zeros(len(order), np.int64)
-    of[order] = np.cumsum(opens) - 1
-    return run[order[opens]], of[np.cumsum(begins) - 1]
+    of[order] = np.cumsum(of_its_own) - 1
+    return run[order[of_its_own]], of[np.cumsum(opens) - 1]
 
 
-def _begins(keys: Sequence[npt.NDArray[Any]]) -> Bool:
-    """Where a row has other keys than the row before it."""
-    begins = np.ones(len(keys[0]), np.bool_)
-    begins[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
-    return begins
+def changes_of(*keys: npt.NDArray[Any]) -> Bool:
+    """Where a row has other keys than the row before it; the first has."""
+    other = np.ones(len(keys[0]), np.bool_)
+    other[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    return other
 
 
 def each_of(low: Int, high: Int) -> tuple[Int, Int]:

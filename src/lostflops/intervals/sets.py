@@ -13,6 +13,7 @@ from lostflops.intervals.order import (
     Bool,
     Int,
     changes,
+    changes_of,
     each_of,
     one_axis,
     plain,
@@ -50,10 +51,7 @@ def united(keys: Sequence[Int], start: Int, end: Int) -> tuple[Int, Int]:
     if not len(held):
         return held, end
     order = sorted_by(*keys, start)
-    opens = np.r_[True, np.zeros(len(order) - 1, np.bool_)]
-    for key in keys:
-        opens[1:] |= np.diff(key[order]) != 0
-    first, reach = _joined(start[order], end[order], opens)
+    first, reach = _joined(start[order], end[order], changes_of(*(key[order] for key in keys)))
     return held[order[first]], reach
 
 
@@ -168,7 +166,7 @@ def _runs(edges: Int, order: Int, windows: int, of: npt.NDArray[Any], count: int
     # Only the last of the edges at one instant has a piece after it, and by then all of them are counted.
     pieces = np.flatnonzero((window[:-1] > 0) & (at[1:] > at[:-1]))
     window, code, start, end = window[pieces], code[pieces], at[pieces], at[pieces + 1]
-    begins = np.r_[True, (window[1:] != window[:-1]) | (code[1:] != code[:-1])][: len(pieces)]
+    begins = changes_of(window, code)
     ends = np.r_[begins[1:], True][: len(pieces)]
     return Runs(start[begins], end[ends], window[begins] - 1, code[begins])
 

@@ -88,24 +88,31 @@ ACHIEVABLE = {
     "a100": 0.869, "h100": 0.803, "h800": 0.803, "h200": 0.803, "gh200": 0.838, "b200": 0.776, "b300": 0.786,
     "gb200": 0.729, "mi250x": 0.767, "mi300x": 0.511, "mi325x": 0.600, "mi355x": 0.622,
 }  # fmt: skip
-# Bytes per second of large copies from pinned memory to a card, and which link to its host it usually has.
-HOST_LINKS = {"PCIe 3": 12e9, "PCIe 4": 25e9, "PCIe 5": 55e9, "NVLink-C2C": 375e9}
+# Links of cards to their hosts: their names, and bytes per second of large copies from pinned host memory.
+LINK_NAMES = {"pcie3": "PCIe 3", "pcie4": "PCIe 4", "pcie5": "PCIe 5", "c2c": "NVLink-C2C"}
+HOST_LINKS = {"pcie3": 12e9, "pcie4": 25e9, "pcie5": 55e9, "c2c": 375e9}
+# Which of them cards usually have.
 ON_LINK: Mapping[str, tuple[str, ...]] = {
-    "PCIe 3": ("v100", "v100-pcie", "t4"),
-    "PCIe 4": ("a100", "a100-others", "a800", "a10", "l4", "l40s", "rtx-4090", "mi210", "mi250x"),
-    "PCIe 5": (
+    "pcie3": ("v100", "v100-pcie", "t4"),
+    "pcie4": ("a100", "a100-others", "a800", "a10", "l4", "l40s", "rtx-4090", "mi210", "mi250x"),
+    "pcie5": (
         "h100", "h100-96gb", "h100-pcie", "h100-nvl", "h800", "h20", "h200", "h200-nvl", "b200", "b300",
         "mi300x", "mi325x", "mi350x", "mi355x",
     ),
-    "NVLink-C2C": ("gh200",),
+    "c2c": ("gh200",),
 }  # fmt: skip
+
+
+def link_of(card: str) -> str | None:
+    """Which of `HOST_LINKS` a card usually has; None where it is not known."""
+    return next((link for link, cards in ON_LINK.items() if card in cards), None)
 
 
 def host_link(gpu: str) -> tuple[str, float] | None:
     """The link that a GPU usually has to its host, and its bytes per second; None where it is not known."""
     found = card(gpu)
-    links = (link for link, cards in ON_LINK.items() if found is not None and found.name in cards)
-    return next(((link, HOST_LINKS[link]) for link in links), None)
+    link = link_of(found.name) if found is not None else None
+    return None if link is None else (LINK_NAMES[link], HOST_LINKS[link])
 
 
 def card(gpu: str) -> Card | None:

@@ -16,7 +16,7 @@ import msgspec
 from lostflops.copies import link_card
 from lostflops.copies.link import Link
 from lostflops.errors import BadCard, NoSuchHardware, Refused, Unreadable
-from lostflops.naming.cards import ACHIEVABLE, CARDS, TERA
+from lostflops.naming.cards import ACHIEVABLE, CARDS, HOST_LINKS, TERA, link_of
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 Size = Annotated[int, msgspec.Meta(gt=0, le=1 << 60)]
@@ -95,14 +95,15 @@ def _gpu(
     name: str,
     node: tuple[int, float],
     network: float,
-    link: str,
     host: float,
+    link: str | None = None,
     on_host: int | None = None,
     more: str = "",
 ) -> Gpu:
     """A card, in its usual node: GPUs and GB/s within it, GB/s out of it, GB of host memory for a GPU."""
     card = CARDS[name]
-    assert card.mib and card.bandwidth
+    link = link or link_of(name)
+    assert card.mib and card.bandwidth and link
     peak = card.tera["bf16"] * TERA
     return Gpu(
         name=name,
@@ -139,33 +140,42 @@ def one_rate(gpu: Gpu, sustained: float, source: str) -> Gpu:
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        _gpu("a100", (8, 300), 25, "pcie4", 128),
-        _gpu("h100", (8, 450), 50, "pcie5", 256),
-        _gpu("h800", (8, 200), 50, "pcie5", 256),
-        _gpu("h20", (8, 450), 50, "pcie5", 256),
-        _gpu("h200", (8, 450), 50, "pcie5", 256),
-        _gpu("gh200", (4, 450), 50, "c2c", 480),
-        _gpu("b200", (8, 900), 50, "pcie5", 256),
-        _gpu("b300", (8, 900), 100, "pcie5", 256),
-        _gpu("gb200", (72, 900), 50, "c2c-gb200", 240, on_host=4),
-        _gpu("mi210", (4, 150), 12.5, "pcie4", 128),
-        _gpu("mi250x", (8, 100), 12.5, "pcie4", 64, more=" of one of its two dies, which is a device"),
-        _gpu("mi300x", (8, 448), 50, "pcie5", 256),
-        _gpu("mi325x", (8, 448), 50, "pcie5", 256),
-        _gpu("mi355x", (8, 537), 50, "pcie5", 256),
-        _gpu("l4", (8, 25), 12.5, "pcie4", 64),
-        _gpu("l40s", (8, 25), 25, "pcie4", 128),
-        _gpu("a10", (4, 25), 12.5, "pcie4", 64),
-        _gpu("rtx-4090", (8, 25), 12.5, "pcie4", 64),
+        _gpu("a100", (8, 300), 25, 128),
+        _gpu("h100", (8, 450), 50, 256),
+        _gpu("h800", (8, 200), 50, 256),
+        _gpu("h20", (8, 450), 50, 256),
+        _gpu("h200", (8, 450), 50, 256),
+        _gpu("gh200", (4, 450), 50, 480),
+        _gpu("b200", (8, 900), 50, 256),
+        _gpu("b300", (8, 900), 100, 256),
+        _gpu("gb200", (72, 900), 50, 240, link="c2c-gb200", on_host=4),
+        _gpu("mi210", (4, 150), 12.5, 128),
+        _gpu("mi250x", (8, 100), 12.5, 64, more=" of one of its two dies, which is a device"),
+        _gpu("mi300x", (8, 448), 50, 256),
+        _gpu("mi325x", (8, 448), 50, 256),
+        _gpu("mi355x", (8, 537), 50, 256),
+        _gpu("l4", (8, 25), 12.5, 64),
+        _gpu("l40s", (8, 25), 25, 128),
+        _gpu("a10", (4, 25), 12.5, 64),
+        _gpu("rtx-4090", (8, 25), 12.5, 64),
     )
 }
 
 LINKS = {
     link.name: link
     for link in (
-        LinkCard("pcie4", 25e9, 25e9, 10_000, 5e9, "assumed; 31.5 GB/s raw"),
-        LinkCard("pcie5", 55e9, 55e9, 10_000, 10e9, "assumed; 63 GB/s raw, 55.7 published for pinned copies"),
-        LinkCard("c2c", 297e9, 375e9, 10_000, 100e9, "published for one GH200; migration assumed"),
+        LinkCard("pcie4", 25e9, HOST_LINKS["pcie4"], 10_000, 5e9, "assumed; 31.5 GB/s raw"),
+        LinkCard(
+            "pcie5",
+            55e9,
+            HOST_LINKS["pcie5"],
+            10_000,
+            10e9,
+            "assumed; 63 GB/s raw, 55.7 published for pinned copies",
+        ),
+        LinkCard(
+            "c2c", 297e9, HOST_LINKS["c2c"], 10_000, 100e9, "published for one GH200; migration assumed"
+        ),
         LinkCard(
             "c2c-four", 170e9, 415e9, 10_000, 100e9, "published for four GH200 in a node; migration assumed"
         ),

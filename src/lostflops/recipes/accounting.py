@@ -188,7 +188,8 @@ LAST = 2**63 - 1
 NAMED = (*CLAIMING, UNEXPLAINED, DEPENDENCY, UNRECORDED)
 
 
-def _known(column: pl.Series) -> Int:
+def filled(column: pl.Series) -> Int:
+    """The whole numbers of a column, `NEVER` for null."""
     return (column.fill_null(NEVER) if column.null_count() else column).to_numpy()
 
 
@@ -401,10 +402,10 @@ def _ended_by(rank: Int, end: Int, ranks: pl.LazyFrame, work: pl.DataFrame | Non
     if facts.height:
         known, first = np.unique(facts["rank"].to_numpy(), return_index=True)
         place, there = _found(np.searchsorted(known, rank), known, rank)
-        main_thread = np.where(there, _known(facts["main_thread"])[first[place]], NEVER)
+        main_thread = np.where(there, filled(facts["main_thread"])[first[place]], NEVER)
         host_only = there & facts["host_only"].to_numpy()[first[place]]
     if work is not None and work.height:
-        times = [_known(work[c]) for c in ("start", "launch_start", "launch_end", "thread")]
+        times = [filled(work[c]) for c in ("start", "launch_start", "launch_end", "thread")]
         of = work["rank"].to_numpy()
         order = intervals.sorted_by(of, *(np.where(column == NEVER, LAST, column) for column in times))
         of, times = of[order], [column[order] for column in times]

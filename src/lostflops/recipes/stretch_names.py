@@ -379,10 +379,7 @@ class _Tree:
         key = np.where(node >= 0, node, self.count + lane)
         low = intervals.at_most(self.parent, self.end, key, start)
         high = intervals.at_most(self.parent, self.start, key, end - 1)
-        many = np.maximum(high - low, 0)
-        piece = np.repeat(np.arange(len(start)), many)
-        within = np.arange(len(piece)) - np.repeat(np.cumsum(many) - many, many)
-        row = np.repeat(low, many) + within
+        piece, row = intervals.each_of(low, high)
         begin = np.maximum(self.start[row], start[piece])
         stop = np.minimum(self.end[row], end[piece])
         shared = stop - begin

@@ -61,7 +61,7 @@ def answered(
 
     The run's own tables are read here: of each only the columns that the recipe needs.
     """
-    asked = trace if group is None else _of(trace, group)
+    asked = of_ranks(trace, group)
     frames: list[pl.LazyFrame | None] = []
     for needed in wanted.inputs:
         frame = _read(asked, needed.name, given[needed.name])
@@ -78,6 +78,9 @@ def _read(trace: Trace, name: str, parts: Sequence[pl.DataFrame] | None) -> pl.L
     return pl.concat(parts).lazy() if parts else None
 
 
-def _of(trace: Trace, group: Group) -> Trace:
+def of_ranks(trace: Trace, group: Group | None) -> Trace:
+    """The trace seen through these ranks, where `group` is not None."""
+    if group is None:
+        return trace
     ranks = frozenset(group)
     return trace.select(ranks if trace.ranks is None else trace.ranks & ranks)

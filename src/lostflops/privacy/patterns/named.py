@@ -15,7 +15,6 @@ QUOTE = rb"(?:\\{0,3}[\"'])?"
 _GIVEN = rb"(?:" + QUOTE + rb"[ \t]{0,4}(?:=|:(?!:))[ \t]{0,4}" + QUOTE + rb")"
 FLAG_GIVEN = rb"(?:=|[ \t]{1,4}|\\{0,3}[\"']\s{0,4},\s{0,4})" + QUOTE
 _VARIABLE = rb"(?:" + values.ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
-_LINE_BEGINS = rb"(?:^|(?<=\n)|(?<=\\[nr])|(?<=\"))[ \t]{0,40}"
 _HOST_NAME = (
     rb"((?!\\)[A-Za-z0-9][\w.-]*(?:\[[\d,-]+\][\w.-]*)?(?:(?::\d+)?,[A-Za-z][\w.-]*(?:\[[\d,-]+\])?)*)"
 )
@@ -54,8 +53,8 @@ HOSTS = (
     re.compile(
         rb"(" + _VARIABLE + rb"(?:(?:Req|Exc|Sched)?NodeList|BatchHost|NodeName|NodeAddr)=)" + _HOST_NAME
     ),
-    re.compile(rb"(" + _LINE_BEGINS + rb"HostName[ \t=]{1,9})" + _HOST_NAME),
-    re.compile(rb"(" + _LINE_BEGINS + rb"(?:- )?nodeName:[ \t]{0,9}" + QUOTE + rb")" + _HOST_NAME),
+    re.compile(rb"(" + values.LINE_BEGINS + rb"HostName[ \t=]{1,9})" + _HOST_NAME),
+    re.compile(rb"(" + values.LINE_BEGINS + rb"(?:- )?nodeName:[ \t]{0,9}" + QUOTE + rb")" + _HOST_NAME),
     re.compile(
         rb"((?:" + values.ESCAPE + rb"|^|(?<=[\s\"'/])))([A-Za-z][\w.-]*?)"
         rb"(?=_\d{1,9}\.\d{10,20}\.pt\.trace)"
@@ -99,10 +98,10 @@ USERS = (
     ),
     re.compile(rb"(" + _VARIABLE + rb"(?:PGUSER=|(?:UserId|GroupId)=))" + _USER_NAME),
     # Files of ssh and of Kubernetes, lists of accounts and of files, and git's.
-    re.compile(rb"(" + _LINE_BEGINS + rb"User[ \t]{1,9})" + _USER_NAME + rb"(?=[\s\"\\]|$)"),
+    re.compile(rb"(" + values.LINE_BEGINS + rb"User[ \t]{1,9})" + _USER_NAME + rb"(?=[\s\"\\]|$)"),
     re.compile(
         rb"("
-        + _LINE_BEGINS
+        + values.LINE_BEGINS
         + rb"- name:[ \t]{1,9})"
         + _USER_NAME
         + rb"(?="
@@ -116,7 +115,9 @@ USERS = (
     re.compile(rb"(" + _RIGHTS + rb")" + _USER_NAME + rb"(?=[ \t])"),
     re.compile(rb"(" + _RIGHTS + rb"[\w.-]{1,60}[ \t]{1,9})" + _USER_NAME + rb"(?=[ \t])"),
     re.compile(
-        rb"(" + _LINE_BEGINS + rb"(?i:author|commit|committer|from|to|cc|[a-z]{1,12}(?:-[a-z]{1,12})?-by):"
+        rb"("
+        + values.LINE_BEGINS
+        + rb"(?i:author|commit|committer|from|to|cc|[a-z]{1,12}(?:-[a-z]{1,12})?-by):"
         rb"[ \t]{1,9})" + _PERSON + rb"(?= ?(?:<|\\+u003c|&lt;))"
     ),
     re.compile(rb"(" + _VARIABLE + rb"user\.name[ =]{1,3}" + QUOTE + rb")" + _PERSON),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from lostflops.privacy.patterns.values import ESCAPE, NEW, QUOTED, SECRET_NAME, flagged
+from lostflops.privacy.patterns.values import ESCAPE, LINE_BEGINS, NEW, QUOTED, SECRET_NAME, flagged
 
 _BEGIN = rb"(?:" + ESCAPE + rb"|(?<![\w.\\-]))"
 _WORD = rb"(?:" + ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
@@ -37,7 +37,6 @@ _GOES_ON = (
     rb"|expired|now|read|stored|given|needed|optional|used|being|sent|asked|only|also|for|of|to|by"
     rb"|from)(?![\w-]))"
 )
-_LINE_BEGINS = rb"(?:^|(?<=\n)|(?<=\\[nr])|(?<=\"))[ \t]{0,40}"
 _WHOLE = rb"(?P<pw>[^\s\"'\\]{4,400})"
 # A name at the end of its line: of a shell that goes on, and of YAML.
 _BELOW = (
@@ -110,7 +109,7 @@ ONE_VALUE: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
         + rb"(?P<pw>[^\n]{1,4000}?)(?=(?<!\\)(?P=deep))"
     )),
     # Files.
-    (b":543", _found(_LINE_BEGINS, rb"(?P<pw>[\w.*-]{1,200}:(?:543\d|\*):[\w*-]{1,64}:[\w.*-]{1,64}:"
+    (b":543", _found(LINE_BEGINS, rb"(?P<pw>[\w.*-]{1,200}:(?:543\d|\*):[\w*-]{1,64}:[\w.*-]{1,64}:"
     rb"[^\s\"'\\]{1,200})")),
     (b"\":", _found(rb"(?<!\\)\\{0,3}\"(?:d|p|q|dp|dq|qi|k)\\{0,3}\"[ ]?:[ ]?\\{0,3}\"", _MIXED
     + rb"(?P<pw>[\w-]{20,4000})(?=\\{0,3}\")")),

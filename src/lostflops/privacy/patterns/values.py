@@ -17,6 +17,7 @@ SECRET_NAME = (
     rb"|passw(?:or)?d|passphrase|credentials?)\w{0,20}"
 )
 LINE = rb"(?:\\+[rn]|[\r\n])"
+LINE_BEGINS = rb"(?:^|(?<=\n)|(?<=\\[nr])|(?<=\"))[ \t]{0,40}"
 
 # Groups are named by what holds the value.
 QUOTED = (

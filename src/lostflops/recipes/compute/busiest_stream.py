@@ -9,6 +9,7 @@ from lostflops import intervals
 from lostflops.columns import Id, Time
 from lostflops.intervals import Int
 from lostflops.recipe import Example, recipe
+from lostflops.recipes.accounting import filled
 from lostflops.tables import Copies, Kernels
 
 
@@ -83,15 +84,12 @@ def busiest_stream(
 
 
 STREAM = ("rank", "device", "stream")
-NONE = -(2**63)  # in place of null
 
 
 def _rows(table: pl.LazyFrame) -> list[Int]:
     """The columns that make a stream, then start and end."""
     rows = table.select(*STREAM, "start", "end").collect()
-    return [
-        (c.fill_null(NONE) if c.null_count() else c).to_numpy() for c in rows.cast(pl.Int64).iter_columns()
-    ]
+    return [filled(column) for column in rows.cast(pl.Int64).iter_columns()]
 
 
 def _beside(steps: pl.DataFrame, work: list[list[Int]]) -> Int:

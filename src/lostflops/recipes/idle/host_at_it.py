@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -28,9 +29,9 @@ def host_at_it(
     by_host = _Spans.of(host_spans)
     spans = _Spans(*map(np.concatenate, zip(_Spans.of(idle_stretches), by_host, strict=True)))
     lane, lanes_of = rank * len(CODES) + of, spans.rank * len(CODES) + spans.cause
-    host = _covered((lane, start, end), (lanes_of, spans.start, spans.end))
+    host = covered((lane, start, end), (lanes_of, spans.start, spans.end))
     some, (unknown_start, unknown_end) = np.unique(of), _unrecorded(ranks)
-    anywhere = _covered(
+    anywhere = covered(
         (of, start, end),
         (
             np.r_[spans.cause, np.tile(some, len(unknown_start))],
@@ -38,7 +39,7 @@ def host_at_it(
             np.r_[spans.end, np.repeat(unknown_end, len(some))],
         ),
     )
-    named = _covered((rank, start, end), _named(host_spans, by_host))
+    named = covered((rank, start, end), _named(host_spans, by_host))
     launching = of == CODES[LAUNCH_BOUND]
     host = np.where(launching, np.maximum(host, end - start - named), host)
     told = pl.Series(~launching & _compared(ranks))
@@ -71,12 +72,12 @@ class _Spans(NamedTuple):
         return cls(rank, start, end, code[held])
 
 
-def _covered(rows: tuple[Int, Int, Int], spans: tuple[Int, Int, Int]) -> Int:
+def covered(rows: Sequence[Int], spans: Sequence[Int]) -> Int:
     """How much of each row (group, start, end) any span of its group covers."""
     group, start, end = spans
     first, reach = intervals.united((group,), start, end)
-    (covered,) = intervals.within(rows, (group[first], start[first], reach))
-    return covered
+    (found,) = intervals.within(rows, (group[first], start[first], reach))
+    return found
 
 
 def _compared(ranks: pl.DataFrame) -> bool:

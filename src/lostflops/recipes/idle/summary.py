@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from lostflops import intervals
 from lostflops.accounts import IDLE, WAITING, Account, Loss
 from lostflops.columns import Count, Flag, Id, Name, Share, Time
 from lostflops.finding import OTHERS_GAIN_TOO, Finding, milliseconds, percent
@@ -17,7 +16,7 @@ from lostflops.recipe import Bars, Example, Shows, recipe
 from lostflops.recipes.accounting import HOST_ONLY
 from lostflops.tables import Ranks
 
-from .host_at_it import TIMES, host_at_it
+from .host_at_it import TIMES, covered, host_at_it
 
 
 @recipe(
@@ -173,10 +172,8 @@ def _waits(steps: pl.DataFrame, matches: pl.LazyFrame | None) -> pl.Series:
         return pl.Series("waits", np.zeros(steps.height, np.int64))
     until = pl.min_horizontal("end", pl.col("arrival") + pl.col("wait"))
     waiting = matches.select("rank", "start", end=until).collect()
-    (rank, start, end), of = ([rows[c].to_numpy() for c in TIMES] for rows in (waiting, steps))
-    first, reach = intervals.united((rank,), start, end)
-    (waits,) = intervals.within(of, (rank[first], start[first], reach))
-    return pl.Series("waits", waits)
+    of, spans = (tuple(rows[c].to_numpy() for c in TIMES) for rows in (steps, waiting))
+    return pl.Series("waits", covered(of, spans))
 
 
 MS = 1_000_000  # ns

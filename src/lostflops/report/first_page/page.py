@@ -186,7 +186,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
             *_clocks(trace, by_name, run),
             *step_notes.lengths(steps, counting),
             *step_notes.left_out(run, steps, counting),
-            *step_notes.apart(run, counting),
+            *step_notes.without_common_step(run, counting),
             *step_notes.uneven(run, steps, counting),
             *_kept_notes(session, "page_step_kinds", partial(of_two_kinds, trace, run, steps, counting)),
         ),

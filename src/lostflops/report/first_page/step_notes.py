@@ -47,9 +47,8 @@ def left_out(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[s
     for why, holds in ((IDLE_RANK, "steps and no work"), (CUT_RANK, "no whole step")):
         ranks = unasked.filter(pl.col("why") == why)["rank"].unique().sort().to_list()
         if ranks:
-            many = len(ranks) > 1
-            which = f"ranks {_joined(list(map(str, ranks)))}" if many else f"rank {ranks[0]}"
-            yield f"The recording of {which} holds {holds}: {'they are' if many else 'it is'} in no mean."
+            them = "they are" if len(ranks) > 1 else "it is"
+            yield f"The recording of {_called(ranks)} holds {holds}: {them} in no mean."
     of_ranks = pl.col("why").is_in([IDLE_RANK, CUT_RANK])
     doubtful = pl.concat(
         [
@@ -147,6 +146,10 @@ def numbers(steps: Iterable[int]) -> str:
     return f"step{'s' * many} {_joined(texts)}"
 
 
+def _called(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {_joined(list(map(str, ranks)))}"
+
+
 def _joined(texts: list[str]) -> str:
     """'4', '4 and 8', '4, 6 and 8', shortened where they are many."""
     if len(texts) > MOST_LISTED:
@@ -154,17 +157,14 @@ def _joined(texts: list[str]) -> str:
     return ", ".join(texts[:-1]) + " and " + texts[-1] if len(texts) > 1 else texts[0]
 
 
-def apart(run: Run, counted: pl.DataFrame) -> Iterator[str]:
+def without_common_step(run: Run, counted: pl.DataFrame) -> Iterator[str]:
     """That ranks recorded other steps than others did, so that what they wait for each other is not known."""
     numbered = counted.group_by("rank").agg(pl.col("step").unique().sort()).sort("rank")
     ranks_of = counted.group_by("step").agg(pl.col("rank").n_unique())["rank"]
     if run.is_whole or numbered.height < 2 or (ranks_of == numbered.height).any():
         return
     groups = numbered.group_by("step", maintain_order=True).agg("rank")
-    told = [
-        f"rank{'s' * (len(ranks) > 1)} {_joined(list(map(str, ranks)))} {numbers(those)}"
-        for those, ranks in groups.iter_rows()
-    ]
+    told = [f"{_called(ranks)} {numbers(those)}" for those, ranks in groups.iter_rows()]
     yield (
         f"No step was recorded on all ranks: {_joined(told)}. How long ranks wait for each other is then not "
         "known: record the same steps on all."
@@ -206,10 +206,7 @@ def _on_ranks(long: pl.DataFrame) -> str:
     if long["rank"].is_duplicated().any() or long["step"].n_unique() < 2:
         return ""
     by_step = long.sort("step", "rank").group_by("step", maintain_order=True).agg("rank")
-    return ", ".join(
-        f"step {step} on rank{'s' * (len(ranks) > 1)} {_joined(list(map(str, ranks)))}"
-        for step, ranks in by_step.iter_rows()
-    )
+    return ", ".join(f"step {step} on {_called(ranks)}" for step, ranks in by_step.iter_rows())
 
 
 def tell_the_period(steps: pl.DataFrame, counted: pl.DataFrame) -> bool:

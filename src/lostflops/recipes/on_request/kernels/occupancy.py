@@ -6,6 +6,7 @@ import polars as pl
 
 from lostflops.columns import Count, Id, Name, Number, Share, Time
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.means import weighted_mean
 from lostflops.tables import Kernels, Ranks
 
 
@@ -55,10 +56,7 @@ def kernel_occupancy(kernels: Kernels, ranks: Ranks) -> pl.LazyFrame:
     """
     length = pl.col("end") - pl.col("start")
     sms = ranks.group_by("rank").agg(pl.col("num_sms").max().cast(pl.Int64)).filter(pl.col("num_sms") > 0)
-    # Whole numbers add up alike in any order, and 64 bits do not hold blocks times nanoseconds.
-    blocks, most = pl.col("grid").cast(pl.Int128), pl.col("num_sms").first()
-    held = pl.min_horizontal(blocks, pl.col("num_sms").cast(pl.Int128))
-    time = pl.when(length.sum() > 0).then(length.sum())
+    filled = pl.col("grid") / pl.col("num_sms")
 
     small = pl.col("grid") < pl.col("num_sms")
     return (
@@ -68,8 +66,8 @@ def kernel_occupancy(kernels: Kernels, ranks: Ranks) -> pl.LazyFrame:
         .agg(
             calls=pl.len().cast(pl.Int64),
             time=length.sum(),
-            blocks_per_sm=(blocks * length).sum().cast(pl.Float64) / time / most,
-            sm_share=(held * length).sum().cast(pl.Float64) / time / most,
+            blocks_per_sm=weighted_mean(filled, length),
+            sm_share=weighted_mean(filled.clip(upper_bound=1.0), length),
             underfilled=small.sum().cast(pl.Int64),
             underfilled_time=length.filter(small).sum(),
         )

@@ -9,6 +9,7 @@ import polars as pl
 
 from lostflops.finding import Finding, percent
 from lostflops.naming.host_causes import captures
+from lostflops.session.batches import groups, of_ranks
 from lostflops.store.trace import Trace
 
 MAY_BE_WORK = "The GPU may have worked meanwhile: kernels of some launches were not recorded."
@@ -22,9 +23,26 @@ def lost_work(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
     What was called after the last call that has a kernel was still queued when the recording ended. What is
     captured into a graph does not run.
     """
-    calls, kernels = trace.table("launches"), trace.table("kernels")
-    if calls is None or kernels is None or steps.is_empty():
+    if steps.is_empty():
         return
+    begun = steps.select("rank", _from=pl.coalesce("host_start", "start")).group_by("rank").min()
+    counts = [_lost(of_ranks(trace, group), begun) for group in groups(trace)]
+    lost, calls = (sum(column) for column in zip(*counts, strict=True))
+    if not calls or lost < WORTH_TELLING * calls:
+        return
+    yield (
+        f"{lost:,} of {calls:,} kernel launches in the steps ({percent(lost, calls)}) have no "
+        "kernel in the recording: GPU work was lost, and what seems idle may be that work. Record fewer "
+        "steps, or less at a time."
+    )
+
+
+def _lost(trace: Trace, begun: pl.DataFrame) -> tuple[int, int]:
+    """How many calls in steps launch a kernel that was not recorded, and of how many; `begun`: when the first
+    step of each rank began, `_from`."""
+    calls, kernels = trace.table("launches"), trace.table("kernels")
+    if calls is None or kernels is None:
+        return 0, 0
     named = calls.with_columns(pl.col("name").cast(pl.String))
     launching = (
         named.filter(pl.col("name").str.contains(LAUNCHES), pl.col("correlation").is_not_null())
@@ -33,11 +51,10 @@ def lost_work(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
     )
     ran = kernels.select("rank", "correlation", _ran=pl.lit(True)).drop_nulls().unique().collect()
     if launching.is_empty() or ran.is_empty():
-        return
+        return 0, 0
     names = named.select(pl.col("name").unique()).collect()["name"].drop_nulls().to_list()
     captured = captures(named.select("rank", "thread", "start", "end", "name"), names).collect()
     rows = launching.join(ran, on=["rank", "correlation"], how="left").sort("start")
-    begun = steps.select("rank", _from=pl.coalesce("host_start", "start")).group_by("rank").min()
     last = rows.filter("_ran").group_by("rank").agg(_last=pl.col("start").max())
     rows = rows.join(begun, on="rank").join(last, on="rank")
     rows = rows.filter(pl.col("start") >= pl.col("_from"), pl.col("start") <= pl.col("_last"))
@@ -46,14 +63,7 @@ def lost_work(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
         rows = rows.join_asof(
             inside, left_on="start", right_on="_begin", by=["rank", "thread"], check_sortedness=False
         ).filter((pl.col("start") >= pl.col("_end")).fill_null(True))
-    lost = rows["_ran"].null_count()
-    if rows.is_empty() or lost < WORTH_TELLING * rows.height:
-        return
-    yield (
-        f"{lost:,} of {rows.height:,} kernel launches in the steps ({percent(lost, rows.height)}) have no "
-        "kernel in the recording: GPU work was lost, and what seems idle may be that work. Record fewer "
-        "steps, or less at a time."
-    )
+    return rows["_ran"].null_count(), rows.height
 
 
 def doubted(finding: Finding) -> Finding:
