@@ -61,7 +61,7 @@ def test_a_late_rank_is_named_though_no_step_was_recorded_on_all(tmp_path: Path)
     )
     assert first.doubt == "Most collectives could not be matched: ranks recorded other steps."
     assert page.notes[-1].startswith(
-        "No step was recorded on all ranks: rank 0 steps 0 to 3 and ranks 1 and 2 steps 4 to 7."
+        "No step was recorded on all ranks: rank 0 has steps 0 to 3 and ranks 1 and 2 have steps 4 to 7."
     )
 
 

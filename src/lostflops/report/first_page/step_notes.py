@@ -164,7 +164,10 @@ def without_common_step(run: Run, counted: pl.DataFrame) -> Iterator[str]:
     if run.is_whole or numbered.height < 2 or (ranks_of == numbered.height).any():
         return
     groups = numbered.group_by("step", maintain_order=True).agg("rank")
-    told = [f"{_called(ranks)} {numbers(those)}" for those, ranks in groups.iter_rows()]
+    told = [
+        f"{_called(ranks)} {'have' if len(ranks) > 1 else 'has'} {numbers(those)}"
+        for those, ranks in groups.iter_rows()
+    ]
     yield (
         f"No step was recorded on all ranks: {_joined(told)}. How long ranks wait for each other is then not "
         "known: record the same steps on all."
