@@ -50,9 +50,13 @@ def test_the_page_says_that_the_job_never_ran(tmp_path: Path) -> None:
     assert not any("left out" in fact.name for fact in shown.quality)  # the truth is no trace
 
 
-def test_the_same_seed_writes_the_same_bytes_and_another_one_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_same_seed_writes_the_same_bytes_and_another_one_others(
+    packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        simulate(a_job("fsdp2", 2, seed=seed), tmp_path / name, packed=False)
+        monkeypatch.setattr("time.time", lambda at=float(ord(name)): at)
+        simulate(a_job("fsdp2", 2, seed=seed), tmp_path / name, packed=packed)
     files = [path.name for path in sorted((tmp_path / "a").iterdir())]
     assert len(files) == 4
     for name in files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TypeAlias
 from zlib import crc32
 
@@ -27,13 +28,24 @@ def key(*parts: int | str) -> int:
 
 def even(of: int, count: int) -> NDArray[np.float64]:
     """`count` numbers from -1 up to 1 that belong to a key, evenly spread."""
-    state = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(of)
+    state = _counted(count) + np.uint64(of)
     state ^= state >> np.uint64(30)
     state *= np.uint64(FIRST)
     state ^= state >> np.uint64(27)
     state *= np.uint64(SECOND)
     state ^= state >> np.uint64(31)
     return (state >> np.uint64(11)).astype(np.float64) / (1 << 52) - 1.0
+
+
+@lru_cache(maxsize=64)
+def _counted(count: int) -> NDArray[np.uint64]:
+    """What a counter adds to the state of its first, second, third number; not to be written to."""
+    return np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+
+
+def first_even(of: int) -> float:
+    """The first of the numbers that `even` gives for a key."""
+    return 2 * one(of) - 1
 
 
 def one(of: int) -> float:
@@ -46,4 +58,4 @@ def one(of: int) -> float:
 
 def around(ns: float, share: float, of: int) -> int:
     """A time, more or less by at most a share of it."""
-    return max(0, round(ns * (1 + share * (2 * one(of) - 1)))) if share else round(ns)
+    return max(0, round(ns * (1 + share * first_even(of)))) if share else round(ns)

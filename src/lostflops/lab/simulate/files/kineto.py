@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from lostflops import run_folder
 from lostflops.lab.simulate.jitter import key, one
@@ -29,7 +31,7 @@ def written(job: SimulatedJob, rank: int, rows: TraceRows, folder: Path, *, pack
     name = f"rank{rank:05d}.pt.trace.json{'.gz' if packed else ''}"
     file = folder / name
     temporary = file.with_name(f"{name}{run_folder.UNFINISHED}")
-    with gzip.open(temporary, "wt", compresslevel=1) if packed else temporary.open("w") as out:
+    with _packed(temporary) if packed else temporary.open("w") as out:
         out.write(json.dumps(_head(job, rank), indent=1)[:-2])
         out.write(',\n  "traceEvents": [')
         separator = ""
@@ -43,6 +45,17 @@ def written(job: SimulatedJob, rank: int, rows: TraceRows, folder: Path, *, pack
         with file.open("r+b") as opened:
             opened.truncate(left)
     return file
+
+
+@contextmanager
+def _packed(file: Path) -> Generator[TextIO]:
+    """Text that is packed into a file without a date or a name, so that a seed gives the same bytes."""
+    with (
+        file.open("wb") as out,
+        gzip.GzipFile("", "wb", 1, out, mtime=0) as inner,
+        TextIOWrapper(inner, encoding="utf-8") as text,
+    ):
+        yield text
 
 
 def device_name(job: SimulatedJob) -> str:

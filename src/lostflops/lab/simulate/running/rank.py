@@ -16,7 +16,7 @@ import numpy as np
 
 from lostflops.lab.simulate import instructions as the
 from lostflops.lab.simulate.instructions import COMPUTE, Instruction
-from lostflops.lab.simulate.jitter import around, even, key
+from lostflops.lab.simulate.jitter import around, even, first_even, key
 from lostflops.lab.simulate.running.calls import Call, Calls
 from lostflops.lab.simulate.running.costs import HostCosts
 from lostflops.lab.simulate.running.recorder import Recorder
@@ -139,7 +139,7 @@ class RunningRank:
         if ready is None:
             return False
         here = key(self.noise, len(self.steps), given.place)
-        slower = 1 + costs.host_noise * (float(even(key(here, "host"), 1)[0]) if costs.host_noise else 0.0)
+        slower = 1 + costs.host_noise * (first_even(key(here, "host")) if costs.host_noise else 0.0)
         stall = self._launching(block.num_kernels)
         arrival = self.now + stall + costs.arrive + (block.launch * slower).astype(np.int64)
         ns = block.ns
