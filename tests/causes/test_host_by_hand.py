@@ -111,6 +111,17 @@ def test_what_the_host_does_instead_is_named_in_the_claim() -> None:
     )
     assert told.claim.endswith("while the CPU sleeps: `time.sleep` in `f` (6.00 ms).")
     assert told.next == "Take `time.sleep` in `f` (a.py:3) out of the step."
+    # What it does in a part of the time only is said of that part.
+    for size, said in ((6, "per step while the CPU sleeps"), (10, "per step, mostly while the CPU sleeps")):
+        slept = [(0, PYTHON, "time.sleep in a.py(3): f", 24)]
+        (told,) = page(finding("host-busy-elsewhere", PYTHON, size, claim), names=slept)
+        assert said in told.claim
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 13, claim), names=slept)
+    assert "per step, partly while the CPU sleeps: `time.sleep` in `f` (6.00 ms)." in told.claim
+    # A comprehension is known by its function.
+    inside = [(0, PYTHON, "a.py(5): <listcomp> in a.py(3): f", 24)]
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), names=inside)
+    assert told.claim.endswith("while the CPU runs Python: `<listcomp>` in `f` (6.00 ms).")
     # Of what runs and what waits, the first is told.
     (told,) = page(
         finding("host-busy-elsewhere", PYTHON, 10, claim), names=[*still, (0, PYTHON, "a.py(9): f", 23)]

@@ -49,6 +49,11 @@ def test_a_python_loop_keeps_the_name_of_its_function() -> None:
     assert names([(0, 1310)], frames, calls) == [(0, 1310, "train.py(16): preprocess")]
 
 
+def test_a_comprehension_is_named_with_the_function_that_it_stands_in() -> None:
+    frames = [(0, 100, "train.py(3): tally"), (1, 99, "train.py(5): <listcomp>")]
+    assert names([(0, 100)], frames) == [(0, 100, "train.py(5): <listcomp> in train.py(3): tally")]
+
+
 def test_two_functions_that_share_a_stretch_are_named_apart() -> None:
     frames = [
         (0, 100, "train.py(5): main"),

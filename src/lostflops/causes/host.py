@@ -14,7 +14,7 @@ from lostflops.recipes.idle.gaps import over_steps
 from .declared import LOGGING as LOGGING_INSIDE
 from .declared import SLOWED
 from .given import OTHER_HOST, Given
-from .names import NAMED_FROM, SAVED, listed, made_of, saved_or_logged, spoken, stands_still
+from .names import NAMED_FROM, SAVED, listed, made_of, saved_or_logged, spoken, stands_still, without_place
 from .names import WAITS as WAITS_FOR_OTHERS
 from .page_findings import PageFindings
 
@@ -26,6 +26,7 @@ SYNCS = 4  # waits per step, from which on they come from inside it
 OF_IDLE = re.compile(r"of all step time, over|^upper limit:")
 ALONE = 0.9  # of the time on all ranks
 ONCE, FEWEST_FOR_ONCE = 0.8, 3  # of the time, in one step of at least so many: it happens once
+NEARLY_ALL, MOSTLY = 0.9, 0.5  # of a finding's time, in which the CPU does what is said of it
 PER_STEP = re.compile(r"([\d.,]+ (?:ns|µs|ms|s) per step) \(([\d.]+ %)\)")
 # Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
 # lengthens just these pauses.
@@ -75,8 +76,10 @@ def _named(page: PageFindings, finding: Finding) -> Finding:
     if finding.name != BY_NAME or not named.contributors:
         return named
     largest = [(spoken(name), ns) for name, ns in parts[:2] if ns >= NAMED_FROM * finding.size]
-    what = [f"{name.partition(' (')[0]} ({milliseconds(ns)})" for name, ns in largest]
-    claim = finding.claim.replace("runs other code", _does([name for name, _ in parts[: len(largest)]]))
+    what = [f"{without_place(name)} ({milliseconds(ns)})" for name, ns in largest]
+    told = sum(ns for _, ns in largest) / finding.size
+    does = _does([name for name, _ in parts[: len(largest)]], told)
+    claim = finding.claim.replace(" while the CPU runs other code", does)
     return replace(
         named,
         claim=f"{claim.rstrip('.')}: {listed(what)}.",
@@ -84,12 +87,13 @@ def _named(page: PageFindings, finding: Finding) -> Finding:
     )
 
 
-def _does(names: Sequence[str]) -> str:
-    """What the CPU does in the rows that a finding names."""
+def _does(names: Sequence[str], told: float) -> str:
+    """What the CPU does in the rows that a finding names, which are a share of its time."""
     idle = {stands_still(name) for name in names}
     if len(idle) == 1 and (same := idle.pop()) is not None:
-        return same
-    return "runs Python" if any(".py(" in name for name in names) else "runs other code"
+        how_much = "" if told >= NEARLY_ALL else ", mostly" if told > MOSTLY else ", partly"
+        return f"{how_much} while the CPU {same}"
+    return f" while the CPU runs {'Python' if any('.py(' in name for name in names) else 'other code'}"
 
 
 def _cheaper(name: str, names: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ MOST_NAMED = 8  # ranks
 _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$")
 _INSIDE = re.compile(r"^(?P<what>.+?) in (?P<frame>\S+\(\d+\): .+)$")
 _BUILT_IN = re.compile(r"^<built-in (?:function|method) (?P<function>[^\s>]+)")
+_PLACE = re.compile(r" \([^()]*:\d+\)")
 _LOGGING = re.compile(
     r"(?:^|[/`. ])(?:logging|tqdm|rich|wandb|tensorboardX?|mlflow|comet_ml|neptune|clearml)\b"
     r"|\bprint\b|TextIOWrapper"
@@ -66,6 +67,15 @@ def spoken(name: str) -> str:
     built_in = _BUILT_IN.match(name)
     name = name.removeprefix("enumerate(DataLoader)#")
     return f"`{_short(built_in['function'] if built_in else name)}`"
+
+
+def without_place(said: str) -> str:
+    """What `spoken` gives without files and lines.
+
+    >>> without_place("`time.sleep` in `f` (train.py:3)")
+    '`time.sleep` in `f`'
+    """
+    return _PLACE.sub("", said)
 
 
 def _short(text: str) -> str:

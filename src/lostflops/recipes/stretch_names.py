@@ -59,6 +59,7 @@ _PLUMBING = re.compile(
     r"(?:backward|called|counting|named|outer|outermost|__call__)$"
 )
 _FRAME = re.compile(r"^(.+?)\(\d+\): ")
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _BUILT_IN = re.compile(
     r"^<built-in (?:function|method) (\S+?)(?: of (?:type |module )?(\S+?)(?: object)?)?>$"
@@ -75,11 +76,15 @@ def says_nothing(name: str) -> bool:
 def is_users(name: str) -> bool:
     """Whether a row is a Python function that the user wrote, and not a library's.
 
+    A comprehension is none by itself: people know it by the function that it stands in.
+
     >>> is_users("train.py(16): preprocess"), is_users("torch/hub.py(3): load"), is_users("queue.py(1): get")
     (True, False, False)
+    >>> is_users("train.py(18): <listcomp>")
+    False
     """
     found = _FRAME.match(name)
-    if found is None or name.startswith("<"):
+    if found is None or name.startswith("<") or name[found.end() :] in _COMPREHENSIONS:
         return False
     path = found[1].replace("\\", "/")
     first, _, rest = path.partition("/")
