@@ -55,7 +55,7 @@ class Finding:
     recipe: str = ""  # filled in by the runner
     doubt: str = ""  # why this may be wrong, when it may
     contributors: tuple[str, ...] = ()  # what it is made of, by name and with its time, the largest first
-    is_mostly_these: bool = True  # whether those are more than half of what it costs
+    contributed: int | None = None  # what those take of a mean step, ns; None: all of it
     accounts: tuple[str, ...] = ()  # accounts of the ledger whose time it is about
     rank: int | None = None  # the rank that it blames, where it blames one
     # Remedies by name, the best first; None: those that its declaration names.
@@ -67,6 +67,11 @@ class Finding:
     def size(self) -> int:
         """What findings are listed by, the largest first."""
         return self.ns_per_step if self.cost_per_step is None else self.cost_per_step
+
+    @property
+    def is_mostly_these(self) -> bool:
+        """Whether its contributors are more than half of what it costs."""
+        return self.contributed is None or 2 * self.contributed > self.size
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,16 @@ def test_a_finding_that_costs_waiting_as_well_has_no_limit_of_the_cpus_time() ->
     assert (more.size, more.is_mostly_these) == (20 * MS, False)
 
 
+def test_a_processor_that_others_wait_for_loses_what_they_wait_too() -> None:
+    said = "Nothing computes for 4.00 ms per step (10.0 %), mostly while the CPU sleeps: `f` (3.00 ms)."
+    idle = made_of(finding(claim=said, cost_per_step=4 * MS), [("f", 3 * MS)])
+    page = PageFindings(given([(0, 0, COMPUTE, 40 * MS)]))
+    little, much = dearer(page, idle, 1 * MS), dearer(page, idle, 4 * MS)
+    assert little.claim.startswith("The job loses 5.00 ms per step (12.5 %), mostly while the CPU sleeps")
+    assert much.claim.startswith("The job loses 8.00 ms per step (20.0 %), partly while the CPU sleeps")
+    assert (little.is_mostly_these, much.is_mostly_these) == (True, False)
+
+
 def test_ranks_late_for_causes_of_their_own_are_not_late_for_one() -> None:
     """Rank 1 loads for 6 ns more and rank 3 runs Python for 7 more: to mend one alone gains hardly any."""
     own = {1: (DATA, 6), 3: (PYTHON, 7)}

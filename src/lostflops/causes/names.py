@@ -93,7 +93,7 @@ def made_of(finding: Finding, parts: Iterable[tuple[str, int]]) -> Finding:
     return replace(
         finding,
         contributors=contributors(told),
-        is_mostly_these=2 * sum(ns for _, ns in told) > finding.size,
+        contributed=sum(ns for _, ns in told),
     )
 
 

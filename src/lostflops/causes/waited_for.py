@@ -13,7 +13,8 @@ from .given import Given
 from .host import OF_IDLE, PER_STEP, waits_per_step
 from .page_findings import PageFindings
 
-IDLES, LOSES = "The GPU idles ", "The GPU loses "
+# How a claim about idle time begins, on a GPU and on a processor, and one that counts waiting for it as well.
+LOSES = {"The GPU idles ": "The GPU loses ", "Nothing computes for ": "The job loses "}
 SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = ("communication.wait", "communication.exposed", "idle.pipeline_bubble")
 WORTH_SAYING = 0.01  # of the step, from which on waiting is added to what is waited for
@@ -55,13 +56,16 @@ def _leads_by(given: Given, rank: int | None, waited: int) -> int | None:
 
 def dearer(page: PageFindings, finding: Finding, more: int, gain: int = 0, fact: str = "") -> Finding:
     """A finding that costs `more` as well, which ranks wait because of it."""
-    cost = finding.size + more
-    idles = finding.claim.startswith((IDLES, LOSES))
-    claim = PER_STEP.sub(page.share(cost), finding.claim.replace(IDLES, LOSES, 1), count=1)
+    cost, claim = finding.size + more, finding.claim
+    told = finding.size if finding.contributed is None else finding.contributed
+    for idles, loses in LOSES.items():
+        if claim.startswith((idles, loses)):
+            claim = PER_STEP.sub(page.share(cost), claim.replace(idles, loses, 1), count=1)
+            claim = claim if 2 * told > cost else claim.replace(", mostly while", ", partly while", 1)
     known = finding.gain != "unknown"
     return replace(
         finding,
-        claim=claim if idles else finding.claim,
+        claim=claim,
         cost_per_step=cost,
         # The cause gone, nothing remains of the waiting for it.
         ns_per_step=max(finding.ns_per_step, gain, cost) if known else 0,
@@ -69,7 +73,7 @@ def dearer(page: PageFindings, finding: Finding, more: int, gain: int = 0, fact:
             *((fact,) if fact else ()),
             *(told for told in finding.evidence if not OF_IDLE.search(told)),
         ),
-        is_mostly_these=finding.is_mostly_these and 2 * finding.size > cost,
+        contributed=told,
         accounts=tuple(dict.fromkeys((*finding.accounts, "communication.wait"))),
     )
 
