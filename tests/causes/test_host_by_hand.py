@@ -9,11 +9,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from lostflops.causes import names as called
 from lostflops.causes.given import NAMES, Given
 from lostflops.causes.host import join_host, told_once, waits_per_step
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding
+from lostflops.naming import standing_still
 from lostflops.recipes import stretch_names
 
 MS = 1_000_000
@@ -147,7 +147,7 @@ def test_what_the_host_does_instead_is_named_in_the_claim() -> None:
     ],
 )
 def test_what_waits_for_others_is_told_from_what_runs(row: str, said: bool) -> None:
-    assert (called.stands_still(stretch_names.spoken(row)) == called.WAITS) is said
+    assert (standing_still.stands_still(stretch_names.spoken(row)) == standing_still.WAITS) is said
 
 
 @pytest.mark.parametrize(

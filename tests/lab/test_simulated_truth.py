@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -54,8 +55,9 @@ def test_the_page_says_that_the_job_never_ran(tmp_path: Path) -> None:
 def test_the_same_seed_writes_the_same_bytes_and_another_one_others(
     packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    seconds = itertools.count(1.0)
+    monkeypatch.setattr("time.time", lambda: next(seconds))
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        monkeypatch.setattr("time.time", lambda at=float(ord(name)): at)
         simulate(a_job("fsdp2", 2, seed=seed), tmp_path / name, packed=packed)
     files = [path.name for path in sorted((tmp_path / "a").iterdir())]
     assert len(files) == 4

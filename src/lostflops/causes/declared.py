@@ -18,6 +18,7 @@ class Made:
     claim: str
     remedies: tuple[str, ...]
     verdict: Verdict
+    none_known: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,14 @@ SLOWED = Made(
     ("async-checkpoint",),
     Verdict("Slowed by a checkpoint in the background", "idle time while another thread saves"),
 )
-MADE: Mapping[str, Made] = {made.name: made for made in (LOGGING, SLOWED)}
+BESIDE = Made(
+    "python-beside-launches",
+    "The GPU idles 9.00 ms per step (18 %) while another thread runs Python: `tally` (train.py:3).",
+    (),
+    Verdict("Held up by another thread", "idle time while another thread runs Python"),
+    "What that thread does is the job's own: move it, as the page says.",
+)
+MADE: Mapping[str, Made] = {made.name: made for made in (LOGGING, SLOWED, BESIDE)}
 # What findings become when it is known what lies behind them: a case, with remedies of its own.
 CASES: Mapping[str, Recommended] = {
     "uneven-work": Recommended(("length-grouping",), ("packing",), of="rank-arrives-last"),
@@ -114,7 +122,7 @@ def remedies() -> Mapping[str, Recommended]:
     """Which remedies each finding or case asks for."""
     return {
         **{name: Recommended(f.remedies, f.also, f.none_known) for name, (_, f) in declared().items()},
-        **{name: Recommended(made.remedies) for name, made in MADE.items()},
+        **{name: Recommended(made.remedies, none_known=made.none_known) for name, made in MADE.items()},
         **CASES,
     }
 

@@ -45,8 +45,11 @@ ASKED = pl.Schema({"rank": pl.Int32, "flops": pl.Float64})
 PURPOSES, TOTAL = pl.Schema({"purpose": pl.String, "ns": pl.Int64}), pl.Schema({"ns": pl.Int64})
 CHECKPOINT = "idle.checkpoint_logging"
 OTHER_HOST = "idle.other_host_work"
+BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
+BESIDE = pl.Schema({"rank": pl.Int32, "name": pl.String, "time": pl.Int64, "pauses": pl.Int64})
 LONG = 1_000_000  # ns: a framework takes microseconds between two operators
 SIZED = "|"  # between a kernel's name and its size
+BESIDE_FROM = 0.1  # of the steps: pauses of so much are held against other threads
 MOST_PROOFS = 5  # names of one kind that are looked at
 COMMUNICATION = ("communication.wait", "communication.transfer", "communication.exposed")
 
@@ -69,7 +72,8 @@ class Given:
     tell, `in_checkpoints` how much of the exposed copying was launched inside a checkpoint, ns, and
     `in_long_pauses` how much of the host's other work comes in stretches of a millisecond or more, ns.
     `saving` says for how long of each step a thread that launches nothing saves a checkpoint, and in which
-    row. `purposes` says what exposed communication is for, `operations` in which kinds of operations of one
+    row; `beside` for how long of the pauses of the thread that launches another thread runs Python, and in
+    what. `purposes` says what exposed communication is for, `operations` in which kinds of operations of one
     size it is, ns, and `waited` what the ranks that others wait
     for do meanwhile, as the recipe `communication_waited_for` does; `held_back` is how much exposed
     communication began late because the host waited for its device, ns, and `surely_waited` how much of
@@ -88,6 +92,7 @@ class Given:
     in_checkpoints: int = 0
     in_long_pauses: int = 0
     saving: pl.DataFrame = field(default_factory=SAVING.to_frame)
+    beside: pl.DataFrame = field(default_factory=BESIDE.to_frame)
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
     operations: Mapping[str, int] = field(default_factory=dict[str, int])
     waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
@@ -240,6 +245,7 @@ def gather(
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
+        beside=folded("beside", BESIDE, lambda: _beside(session, ledger)),
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
@@ -379,6 +385,18 @@ def _saving_beside(trace: Trace, session: Session, ledger: pl.DataFrame) -> pl.D
         .with_columns(name=pl.lit(outermost))
         .select(pl.col(c).cast(t) for c, t in SAVING.items())
         .collect()
+    )
+
+
+def _beside(session: Session, ledger: pl.DataFrame) -> pl.DataFrame:
+    """What runs Python while the thread that launches pauses between its rows, where it pauses for long."""
+    pauses = pl.col("account").is_in([*BETWEEN, OTHER_HOST])
+    spent = ledger.select(pauses=pl.col("ns").filter(pauses).sum(), all=pl.col("ns").sum())
+    if spent["pauses"][0] < BESIDE_FROM * spent["all"][0]:
+        return BESIDE.to_frame()
+    beside = _table(session, "python_beside")
+    return (
+        BESIDE.to_frame() if beside is None else beside.select(pl.col(c).cast(t) for c, t in BESIDE.items())
     )
 
 

@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import polars as pl
 
-from lostflops.finding import Finding, milliseconds
+from lostflops.finding import Finding, milliseconds, percent
+from lostflops.naming.standing_still import WAITS as WAITS_FOR_OTHERS
+from lostflops.naming.standing_still import stands_still
 from lostflops.recipes.idle.gaps import over_steps
 
+from .declared import BESIDE, SLOWED
 from .declared import LOGGING as LOGGING_INSIDE
-from .declared import SLOWED
-from .given import OTHER_HOST, Given
-from .names import NAMED_FROM, SAVED, listed, made_of, saved_or_logged, spoken, stands_still, without_place
-from .names import WAITS as WAITS_FOR_OTHERS
+from .given import BETWEEN, OTHER_HOST, Given
+from .names import NAMED_FROM, SAVED, listed, made_of, saved_or_logged, spoken, without_place
 from .page_findings import PageFindings
 
 BY_NAME = "host-busy-elsewhere"
-BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
 WAITS = "(?i)synchronize"  # calls that wait for the device
 SYNCS = 4  # waits per step, from which on they come from inside it
 # What is true of the idle time of one account alone.
@@ -33,7 +33,9 @@ PER_STEP = re.compile(r"([\d.,]+ (?:ns|µs|ms|s) per step) \(([\d.]+ %)\)")
 BETWEEN_FROM = 0.15
 # Of a step, in which another thread saves: such steps are compared with those in which hardly any does. How
 # many times as long the CPU pauses there, and what of the step that costs, from which on it is the saving's.
-BESIDE, HARDLY, TIMES, SLOWED_FROM = 0.5, 0.1, 2, 0.03
+SAVES_BESIDE, HARDLY, TIMES, SLOWED_FROM = 0.5, 0.1, 2, 0.03
+# Of pauses between operators, in which another thread runs Python, from which on it holds them up.
+RUNS_BESIDE = 0.8
 SAVES_OR_LOGS, SAVES, LOGS = "saves a checkpoint or logs", "saves a checkpoint", "logs"
 # Ranges that frameworks and scripts draw around whole phases: what to change lies inside.
 PHASE = re.compile(
@@ -53,6 +55,7 @@ def join_host(page: PageFindings) -> None:
     _outside_window(page)
     _synchronised_often(page)
     _slowed_by_saving(page)
+    _beside_python(page)
 
 
 def names_of(page: PageFindings, account: str) -> list[tuple[str, int]]:
@@ -294,7 +297,7 @@ def _slowed_by_saving(page: PageFindings) -> None:
         .join(given.saving.select("rank", "step", saving="ns"), on=["rank", "step"], how="left")
         .with_columns(share=pl.col("saving").fill_null(0) / pl.col("all"))
     )
-    beside, others = each.filter(pl.col("share") >= BESIDE), each.filter(pl.col("share") <= HARDLY)
+    beside, others = each.filter(pl.col("share") >= SAVES_BESIDE), each.filter(pl.col("share") <= HARDLY)
     if beside.is_empty() or others.is_empty():
         return
     slow, usual = (int(rows["pauses"].sum()) // rows.height for rows in (beside, others))
@@ -323,6 +326,45 @@ def _slowed_by_saving(page: PageFindings) -> None:
                 f"the other thread is in {spoken(given.saving['name'][0])}",
             ),
             next="Save in a process of its own, which has its own Python lock, or less often.",
+            recipe="idle_summary",
+            accounts=tuple(dict.fromkeys(account for member in members for account in member.accounts)),
+        )
+    )
+
+
+def _beside_python(page: PageFindings) -> None:
+    """Pauses under many names, in which another thread runs Python nearly all the time, are its doing."""
+    given, accounts = page.given, (*BETWEEN, OTHER_HOST)
+    members = [found for account in accounts if (found := page.about(account))]
+    whole = sum(given.accounts.get(account, 0) for account in accounts)
+    beside = given.beside.sort("time", "rank", descending=[True, False])
+    ran, pauses = (int(beside[column].sum()) for column in ("time", "pauses"))
+    names = [ns for account in accounts for _, ns in names_of(page, account)]
+    if page.of(SLOWED.name) or not members or not ran or ran < RUNS_BESIDE * pauses:
+        return
+    if len(beside) < len(given.steps):  # not all ranks have such a thread
+        return
+    if 2 * max(names, default=0) >= whole:  # what launches runs one thing, which takes its time anyway
+        return
+    for member in members:
+        page.drop(member)
+    cost = sum(member.size for member in members)
+    if not page.reaches(cost, BETWEEN_FROM if given.on_host else SLOWED_FROM):
+        return
+    name, runs = spoken(beside["name"][0]), percent(ran, pauses)
+    idle = sum(ns for account, ns in given.accounts.items() if account.startswith("idle."))
+    page.put(
+        Finding(
+            name=BESIDE.name,
+            claim=f"{'Nothing computes for' if given.on_host else 'The GPU idles'} {page.share(cost)} while "
+            f"another thread runs Python: {name}.",
+            # Waiting for Python's lock lengthens a processor's operators too; on a GPU it is all idle time.
+            gain="unknown" if given.on_host else "at most",
+            ns_per_step=0 if given.on_host else idle,
+            cost_per_step=cost,
+            evidence=(f"it runs in {runs} of that time, and Python lets one thread run at a time",),
+            next=f"Move {name} to a process of its own, which has its own Python lock, or let it wait while "
+            "a step runs.",
             recipe="idle_summary",
             accounts=tuple(dict.fromkeys(account for member in members for account in member.accounts)),
         )

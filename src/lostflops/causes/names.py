@@ -24,16 +24,6 @@ _LOGGING = re.compile(
     r"(?:^|[/`. ])(?:logging|tqdm|rich|wandb|tensorboardX?|mlflow|comet_ml|neptune|clearml)\b"
     r"|\bprint\b|TextIOWrapper"
 )
-# What a thread is in while another thread or process makes it wait, as a row is called.
-_BLOCKED = re.compile(
-    r"^(?:_thread\.R?[Ll]ock\.acquire|_thread\.(?:lock|RLock)\.__enter__|_queue\.SimpleQueue\.get"
-    r"|_multiprocessing\.SemLock\.(?:acquire|__enter__)|select\.(?:e?poll|kqueue)\.(?:poll|control)|select|poll"
-    r"|(?:_socket\.)?socket\.(?:recv\w*|accept)|(?:posix\.)?wait(?:pid|id|3|4)?"
-    r"|(?:\S*/)?(?:threading|queue|selectors|subprocess|multiprocessing/\w+|concurrent/futures/\w+|asyncio/\w+)"
-    r"\.py\(\d+\): (?:wait\w*|_?wait|acquire|join|get|result|select|_?poll|_recv\w*|recv\w*|__next__|next))$"
-)
-_SLEEP = "time.sleep"
-SLEEPS, WAITS = "sleeps", "waits for another thread or process"
 SAVED, LOGGED, EITHER = "checkpoints", "logging", "checkpoints or logging"
 
 
@@ -41,18 +31,6 @@ def saved_or_logged(parts: Sequence[tuple[str, int]]) -> str:
     """What the names in the account of checkpoints and logs are of, by most of their time."""
     logging = sum(ns for name, ns in parts if _LOGGING.search(name))
     return EITHER if not parts else SAVED if 2 * logging < sum(ns for _, ns in parts) else LOGGED
-
-
-def stands_still(name: str) -> str | None:
-    """What a thread does in a row in which it does nothing itself, or None.
-
-    >>> stands_still("time.sleep in train.py(3): step"), stands_still("_thread.lock.acquire")
-    ('sleeps', 'waits for another thread or process')
-    >>> stands_still("_pickle.Pickler.dump in train.py(3): step")
-    """
-    inside = _INSIDE.match(name)
-    what = inside["what"] if inside else name
-    return SLEEPS if what == _SLEEP else WAITS if _BLOCKED.match(what) else None
 
 
 def spoken(name: str) -> str:

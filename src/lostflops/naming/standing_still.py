@@ -1,0 +1,40 @@
+"""Rows in which a thread does nothing itself, by how they are called: it sleeps, or waits for another."""
+
+from __future__ import annotations
+
+import re
+
+SLEEPS, WAITS = "sleeps", "waits for another thread or process"
+_SLEEP = "time.sleep"
+# What a thread is in while another thread or process makes it wait.
+_BLOCKED = re.compile(
+    r"^(?:_thread\.R?[Ll]ock\.acquire|_thread\.(?:lock|RLock)\.__enter__|_queue\.SimpleQueue\.get"
+    r"|_multiprocessing\.SemLock\.(?:acquire|__enter__)|select\.(?:e?poll|kqueue)\.(?:poll|control)|select|poll"
+    r"|(?:_socket\.)?socket\.(?:recv\w*|accept)|(?:posix\.)?wait(?:pid|id|3|4)?"
+    r"|(?:\S*/)?(?:threading|queue|selectors|subprocess|multiprocessing/\w+|concurrent/futures/\w+|asyncio/\w+)"
+    r"\.py\(\d+\): (?:wait\w*|_?wait|acquire|join|get|result|select|_?poll|_recv\w*|recv\w*|__next__|next))$"
+)
+_INSIDE = re.compile(r"^(?P<what>.+?) in \S+\(\d+\): .+$")
+# Calls that read, write, pack or hash, during which CPython lets other threads run.
+_LETS_GO = re.compile(r"^(?:_io|posix|os|zlib|bz2|lzma|_socket|_ssl|_hashlib|fcntl)\.")
+
+
+def stands_still(name: str) -> str | None:
+    """What a thread does in a row in which it does nothing itself, or None.
+
+    >>> stands_still("time.sleep in train.py(3): step"), stands_still("_thread.lock.acquire")
+    ('sleeps', 'waits for another thread or process')
+    >>> stands_still("_pickle.Pickler.dump in train.py(3): step")
+    """
+    inside = _INSIDE.match(name)
+    what = inside["what"] if inside else name
+    return SLEEPS if what == _SLEEP else WAITS if _BLOCKED.match(what) else None
+
+
+def lets_others_run(name: str) -> bool:
+    """Whether a thread in such a row leaves Python's lock to others.
+
+    >>> [lets_others_run(name) for name in ("time.sleep", "_io.BufferedWriter.write", "train.py(3): tally")]
+    [True, True, False]
+    """
+    return stands_still(name) is not None or _LETS_GO.match(name) is not None
