@@ -211,6 +211,8 @@ def test_steps_of_two_kinds_are_told_by_number_length_and_work() -> None:
     )
     (one,) = kinds(100, 102, 99, 150, kernels=(40, 40, 40, 61))
     assert one.startswith("Steps are of two kinds: step 7 takes 150 ns for 61 kernels")
+    (waits,) = kinds(100, 130, 101, 131, 99, 130, kernels=(44, 40, 44, 40, 44, 40))
+    assert waits == turns  # those that do less are not longer for it
 
 
 def test_steps_that_vary_are_of_one_kind() -> None:

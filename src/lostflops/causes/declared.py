@@ -74,6 +74,7 @@ CASES: Mapping[str, Recommended] = {
             ("exchange", ("earlier-exchange",), ()),
             ("stages", ("pipeline-microbatches", "pipeline-schedule"), ()),
             ("ring", ("earlier-exchange",), ()),
+            ("context", ("earlier-exchange",), ()),
             ("barriers", ("fewer-barriers",), ()),
             ("broadcasts", ("fewer-broadcasts",), ()),
             ("replicas", ("one-process-per-gpu",), ()),
