@@ -23,6 +23,7 @@ from .given import Given, gather
 from .host import join_host, told_once
 from .page_findings import PageFindings
 from .purposes import STAGES, main_purpose
+from .slower_steps import join_paces
 from .stages import BUBBLE
 from .waiting import ARRIVES, EXPOSED, SLOW_LINK, asks_for, join_waiting
 
@@ -66,6 +67,7 @@ def findings(given: Given) -> tuple[Finding, ...]:
     join_host(page)
     join_copies(page)
     join_waiting(page)
+    join_paces(page)
     page.take(*SAID_IN_NOTES)
     if given.on_host:  # an operator of the job's own computes, and is nothing to report
         page.take("kernels-unclassified")

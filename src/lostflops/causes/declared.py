@@ -18,6 +18,7 @@ class Made:
     claim: str
     remedies: tuple[str, ...]
     verdict: Verdict
+    none_known: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,15 @@ SLOWED = Made(
     ("async-checkpoint",),
     Verdict("Slowed by a checkpoint in the background", "idle time while another thread saves"),
 )
-MADE: Mapping[str, Made] = {made.name: made for made in (LOGGING, SLOWED)}
+PACE = Made(
+    "kernels-slow-down",
+    "The same kernels take 1.5 times as long in steps 5 to 7 as in the others, which costs 8.63 ms per step "
+    "(19.7 %).",
+    (),
+    Verdict("Slowed down on the GPU", "what kernels take longer in some steps than in the others"),
+    none_known="What holds the GPU down decides: its clocks, heat and power, or what else runs on it.",
+)
+MADE: Mapping[str, Made] = {made.name: made for made in (LOGGING, SLOWED, PACE)}
 # What findings become when it is known what lies behind them: a case, with remedies of its own.
 CASES: Mapping[str, Recommended] = {
     "uneven-work": Recommended(("length-grouping",), ("packing",), of="rank-arrives-last"),
@@ -115,7 +124,7 @@ def remedies() -> Mapping[str, Recommended]:
     """Which remedies each finding or case asks for."""
     return {
         **{name: Recommended(f.remedies, f.also, f.none_known) for name, (_, f) in declared().items()},
-        **{name: Recommended(made.remedies) for name, made in MADE.items()},
+        **{name: Recommended(made.remedies, none_known=made.none_known) for name, made in MADE.items()},
         **CASES,
     }
 
