@@ -97,8 +97,9 @@ def test_ranks_that_are_slow_together_take_no_turns(why) -> None:
     assert names(page) == ["garbage-collection-inside-step"]
     # Half of the ranks lose 30.5 ms to it, the others wait as long; 0.25 ms more for the later of two.
     assert first(page).cost_per_step == 31 * MS
-    fact = "ranks 1 and 3 have 30.5 ms more of it than the others in nearly every step"
-    assert f"{fact}: ranks wait 15.8 ms per step for them" in first(page).evidence
+    fact = "ranks 1 and 3 idle 30.5 ms per step for it, the others do not"
+    assert f"{fact}; ranks wait 15.8 ms per step for them" in first(page).evidence
+    assert first(page).next.startswith("On ranks 1 and 3: ")
 
 
 def test_a_rank_that_logs_is_told_to_log_less(why) -> None:

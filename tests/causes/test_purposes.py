@@ -78,7 +78,7 @@ def exposed(folder: Path, kind: str, **how: Any) -> Finding:
         ),
         ("send", {"peer": 1}, "pipeline stages", "microbatches", "no_sync"),
         ("all-to-all", {"description": "mesh_cp"}, "all-to-all exchanges", "Start the exchange", "tensor"),
-        ("all-to-all", {"description": "sequence_parallel"}, "all-to-all exchanges", "within a node", "tensor"),
+        ("all-to-all", {"description": "sequence_parallel"}, "exchanges", "within a node", "tensor"),
         ("all-gather", {"description": "CONTEXT_PARALLEL_GROUP"}, "context", "Start the exchange", "tensor"),
         ("all-gather", {"description": "DATA_PARALLEL_GROUP_WITH_CP"}, "shards", "prefetch", "context"),
         ("barrier", {}, "barriers", "Take the barriers out", "no_sync"),

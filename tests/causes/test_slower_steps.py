@@ -1,4 +1,4 @@
-"""Kernels that take longer in some steps: a GPU that slows down is told, and other work is not taken for it."""
+"""A GPU that runs the same kernels slower in some steps is told, and other work is not taken for it."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 
 import polars as pl
 
@@ -14,7 +15,17 @@ from lostflops.recipes.idle.gaps import over_steps
 from .declared import LOGGING as LOGGING_INSIDE
 from .declared import SLOWED
 from .given import OTHER_HOST, Given
-from .names import NAMED_FROM, SAVED, listed, made_of, saved_or_logged, spoken, stands_still
+from .names import (
+    NAMED_FROM,
+    SAVED,
+    called,
+    listed,
+    made_of,
+    on_ranks,
+    saved_or_logged,
+    spoken,
+    stands_still,
+)
 from .names import WAITS as WAITS_FOR_OTHERS
 from .page_findings import PageFindings
 
@@ -39,6 +50,11 @@ PHASE = re.compile(
     r"(?i)(?:^|[^a-z])(?:forward|backward|fwd|bwd|optimi[sz]er|zero_grad|loss|(?:training_|train_|run_)?step"
     r"|(?:training_|train_)?(?:batch|iter|iteration)|micro_?batch|evaluate_function|autograd)(?:[^a-z]|$)"
 )
+# Ranks that have an idle time, of that of the rank with most; and at most, of those that do not have it.
+HAVE_IT, HAVE_NONE = 0.5, 0.1
+WAITS_TOLD = 0.05  # of what a finding costs: waiting for others that is told with it
+# Of one finding: how its waiting came together, rank by rank.
+SHARED_OUT = re.compile(r"more of it than the others|the most on rank|of it waiting for other ranks")
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
 
 
@@ -174,6 +190,31 @@ def told_once(finding: Finding, given: Given) -> Finding:
             return finding
     once = f"{milliseconds(lasts)} once in {steps} steps, in {where}"
     return replace(finding, claim=finding.claim.replace(amount[0], f"{once} ({amount[1]}, {amount[2]}),", 1))
+
+
+def on_some_ranks(finding: Finding, given: Given) -> Finding:
+    """A finding about idle time that only some ranks have, with these named: the others need no change."""
+    if finding.recipe != "idle_summary" or finding.rank is not None or not finding.claim:
+        return finding
+    own = finding.accounts[:1]
+    held = given.ledger.filter(pl.col("account").is_in(own)).group_by("rank").agg(pl.col("ns").sum())
+    spent = dict.fromkeys(given.steps, 0) | dict(held.iter_rows())
+    each = {rank: spent[rank] // steps for rank, steps in given.steps.items()}
+    most = max(each.values(), default=0)
+    ranks = sorted(rank for rank, ns in each.items() if ns >= HAVE_IT * most)
+    others = [ns for rank, ns in each.items() if rank not in ranks]
+    if len(ranks) < 2 or not others or max(others) > HAVE_NONE * most:
+        return finding
+    theirs = sum(each[rank] for rank in ranks) // len(ranks)
+    usual = round(median(others))
+    fact = f"{called(ranks)} idle {milliseconds(theirs)} per step for it, the others "
+    fact += milliseconds(usual) if usual else "do not"
+    idle = sum(given.accounts.get(account, 0) for account in finding.accounts if account.startswith("idle."))
+    waits = finding.size - idle
+    if waits >= WAITS_TOLD * finding.size:
+        fact += f"; ranks wait {milliseconds(waits)} per step for them"
+    facts = (told for told in finding.evidence if not SHARED_OUT.search(told))
+    return replace(finding, evidence=(fact, *facts), next=on_ranks(called(ranks), finding.next))
 
 
 def _one_pause(given: Given) -> tuple[int, int]:
