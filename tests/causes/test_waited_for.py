@@ -23,6 +23,7 @@ from lostflops.lab.simulate.instructions import (
 from lostflops.lab.simulate.job import Planted, SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
+from made_runs import Job, Work, made
 
 MS = 1_000_000
 # The host reads one value from the device.
