@@ -741,6 +741,37 @@ def test_launched_work_that_waits_for_long_waits_for_what_was_not_recorded(waits
     assert causes(steps=steps, kernels=early)[1] == (20, 20 + waits, expected)
 
 
+def test_a_kernel_that_was_lost_between_two_may_have_run_where_nothing_seems_to() -> None:
+    """Another was launched from 25 to 28: the host then waits for the device until 60 and launches at 77."""
+
+    def call(start: int, end: int, name: str, number: int) -> dict[str, Any]:
+        return host(start, end, name) | {"correlation": number}
+
+    kernels = [
+        {"start": 0, "end": 20, "launch_start": -9, "launch_end": -8, "thread": 7, "correlation": 1},
+        {"start": 90, "end": 100, "launch_start": 77, "launch_end": 79, "thread": 7, "correlation": 3},
+    ]
+    calls = [
+        call(-9, -8, "cudaLaunchKernel", 1),
+        call(25, 28, "cudaLaunchKernel", 2),
+        call(30, 60, "cudaStreamSynchronize", 9),
+        call(77, 79, "cudaLaunchKernel", 3),
+    ]
+    later = call(80, 81, "cudaLaunchKernel", 4)  # was queued when the recording ended
+    whole = [*kernels, {**kernels[1], "start": 20, "end": 22, "correlation": 2, "launch_start": 25}]
+    assert causes(kernels=kernels, launches=[*calls, later])[-4:] == [
+        (30, 60, "idle.unrecorded"),
+        (60, 77, "idle.unexplained"),
+        (77, 79, "idle.launch_bound"),
+        (79, 90, "idle.unrecorded"),
+    ]
+    for made in (causes(kernels=whole, launches=calls), causes(kernels=kernels, launches=calls[::2])):
+        assert {account for _, _, account in made} & {"idle.unrecorded"} == set()
+    # Launched before what ran before, it has run before.
+    before = [{**kernels[0], "launch_start": 29}, kernels[1]]
+    assert "idle.unrecorded" not in {account for _, _, account in causes(kernels=before, launches=calls)}
+
+
 def test_a_step_s_end_does_not_shorten_a_wait() -> None:
     steps = [{"step": 1, "start": 0, "end": 50 + MS // 2}, {"step": 2, "start": 50 + MS // 2, "end": 2 * MS}]
     kernels = [launched(-9, -4, 13), launched(40, 50, 50 + MS)]
