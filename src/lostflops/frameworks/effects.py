@@ -46,9 +46,13 @@ def loads_alone(trace: Trace, named: Mapping[str, Sequence[str]]) -> bool:
     if ranges is None or not (names.any_has(WITHOUT, here) and names.any_has(WITH_WORKERS, here)):
         return False
     name, length = pl.col("name").cast(pl.String), (pl.col("end") - pl.col("start")).clip(0)
-    alone, with_workers = ranges.select(
-        length.filter(name.str.contains(mark)).sum().alias(mark) for mark in (WITHOUT, WITH_WORKERS)
-    ).collect().row(0)
+    alone, with_workers = (
+        ranges.select(
+            length.filter(name.str.contains(mark)).sum().alias(mark) for mark in (WITHOUT, WITH_WORKERS)
+        )
+        .collect()
+        .row(0)
+    )
     return alone > with_workers
 
 
