@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -203,6 +203,27 @@ def capturing(launches: Rows, t: int) -> bool:
     return any(start <= t < end for start, end in pairs)
 
 
+def dispatching(mine: Callable[..., Rows], thread: int, t: int, long: int) -> bool:
+    """Whether an operator of the thread launches at that moment, and does not compute by itself for long."""
+    operators, calls = (
+        [r for r in mine(name) if r["thread"] == thread] for name in ("operators", "launches")
+    )
+    lasting = [row for row in operators if row["end"] - row["start"] >= long]
+    inner = [row for row in operators if row not in lasting] + calls
+
+    def alone(at: int) -> bool:
+        return any(covers(row, at) for row in lasting) and not any(covers(row, at) for row in inner)
+
+    if not alone(t):
+        return True
+    first = last = t
+    while alone(first - 1):
+        first -= 1
+    while alone(last + 1):
+        last += 1
+    return last + 1 - first < long
+
+
 def idle_at(
     tables: Tables, gap: tuple[int, int, int], began: int, t: int, long: int, refills: bool = True
 ) -> str:
@@ -249,7 +270,7 @@ def idle_at(
     if any(kind == "launches" and row["end"] - row["start"] >= long for kind, row in there):
         return "idle.long_call"
     answer = "idle.unexplained"
-    if "launches" in kinds or ("operators" in kinds and not cpu):
+    if "launches" in kinds or ("operators" in kinds and not cpu and dispatching(mine, thread, t, long)):
         answer = "idle.launch_bound"
     elif kinds:
         answer = "idle.other_host_work"
@@ -739,6 +760,18 @@ def test_launched_work_that_waits_for_long_waits_for_what_was_not_recorded(waits
     # What other work explains of the wait does not count.
     early = [launched(-9, -4, 13), launched(-3, -1, 20 + waits)]
     assert causes(steps=steps, kernels=early)[1] == (20, 20 + waits, expected)
+
+
+def test_an_operator_that_launches_nothing_for_long_computes_on_the_cpu() -> None:
+    """`aten::sort` of a CPU tensor takes 3 ms; one that launches meanwhile does not."""
+    late = 10 + 3 * MS
+    kernels = [launched(-9, -8, 0), launched(late + 5, late + 8, late + 20)]
+    given: dict[str, Any] = {"steps": [{"step": 1, "start": 0, "end": late + 40}], "kernels": kernels}
+    sort = host(10, late, "aten::sort")
+    assert (10, late, "idle.other_host_work") in causes(operators=[sort], **given)
+    calls = [host(10 + n * MS // 2, 12 + n * MS // 2, "cudaLaunchKernel") for n in range(6)]
+    accounts = {account for _, _, account in causes(operators=[sort], launches=calls, **given)}
+    assert "idle.launch_bound" in accounts and "idle.other_host_work" not in accounts
 
 
 def test_a_kernel_that_was_lost_between_two_may_have_run_where_nothing_seems_to() -> None:

@@ -30,6 +30,7 @@ from .names import WAITS as WAITS_FOR_OTHERS
 from .page_findings import PageFindings
 
 BY_NAME = "host-busy-elsewhere"
+LOADING = "idle.data_loading"
 BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
 WAITS = "(?i)synchronize"  # calls that wait for the device
 SYNCS = 4  # waits per step, from which on they come from inside it
@@ -55,6 +56,7 @@ HAVE_IT, HAVE_NONE = 0.5, 0.1
 WAITS_TOLD = 0.05  # of what a finding costs: waiting for others that is told with it
 # Of one finding: how its waiting came together, rank by rank.
 SHARED_OUT = re.compile(r"more of it than the others|the most on rank|of it waiting for other ranks")
+OPERATOR = re.compile(r"^aten::\w+(?: in |$)")  # that computes on the CPU, where it takes long
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
 
 
@@ -96,7 +98,11 @@ def _named(page: PageFindings, finding: Finding) -> Finding:
     return replace(
         named,
         claim=f"{claim.rstrip('.')}: {listed(what)}.",
-        next=_cheaper(parts[0][0], [name for name in page.given.names["name"] if name is not None]),
+        next=_cheaper(
+            parts[0][0],
+            [name for name in page.given.names["name"] if name is not None],
+            page.given.accounts.get(LOADING, 0) > 0,
+        ),
     )
 
 
@@ -105,11 +111,15 @@ def _does(names: Sequence[str]) -> str:
     idle = {stands_still(name) for name in names}
     if len(idle) == 1 and (same := idle.pop()) is not None:
         return same
+    if names and all(OPERATOR.match(name) for name in names):
+        return "runs operators on tensors of its own"
     return "runs Python" if any(".py(" in name for name in names) else "runs other code"
 
 
-def _cheaper(name: str, names: Sequence[str]) -> str:
-    """What to do about the CPU's work of a name, given all names of idle time."""
+def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
+    """What to do about the CPU's work of a name, given all names of idle time, and whether the job
+    loads data: one that serves requests has no workers that could do it.
+    """
     still = stands_still(name)
     if still == WAITS_FOR_OTHERS:
         return (
@@ -118,10 +128,16 @@ def _cheaper(name: str, names: Sequence[str]) -> str:
         )
     if still is not None:
         return f"Take {spoken(name)} out of the step."
-    if FRAME.search(name) or not PHASE.search(name):
+    if OPERATOR.match(name):
         return (
-            f"Make {spoken(name)} cheaper, or take it out of the step: into the loader's workers, onto a "
-            "thread of its own, or done once for all steps."
+            f"Move the tensors of {spoken(name)} to the GPU, or take it out of the step: onto a thread of "
+            "its own, or done once for all steps."
+        )
+    if FRAME.search(name) or not PHASE.search(name):
+        workers = "into the loader's workers, " if loads else ""
+        return (
+            f"Make {spoken(name)} cheaper, or take it out of the step: {workers}onto a thread of its own, or "
+            "done once for all steps."
         )
     if any(map(FRAME.search, names)):
         return f"Do the same in fewer operators inside {spoken(name)}: `torch.compile`, or a larger batch."

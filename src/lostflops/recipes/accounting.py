@@ -489,24 +489,25 @@ def _work(kernels: Frame, copies: Frame) -> Frame:
     return pl.concat(work) if work else None
 
 
-def _dispatching(operators: pl.DataFrame, names: list[str], launches: Frame) -> pl.DataFrame:
-    """The operators, without the time in which a node of autograd runs none and no call, for `LONG` or more.
+def _dispatching(operators: pl.DataFrame, launches: Frame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The operators, without the time in which one runs no other and no call for `LONG` or more; and the
+    part of that in operators that are no nodes of autograd.
 
-    A node takes microseconds around what it runs. What takes longer is a hook, or a wait.
+    An operator takes microseconds around what it launches. What takes longer computes on the CPU; in a node
+    of autograd it is a hook or a wait, which other rows name.
     """
-    nodes = [name for name in names if name.startswith(NODE)]
-    is_node, long = pl.col("name").is_in(nodes), pl.col("end") - pl.col("start") >= LONG
-    if not nodes or operators.filter(is_node & long).is_empty():
-        return operators
-    around, rest = operators.filter(is_node), operators.filter(~is_node)
+    long = pl.col("end") - pl.col("start") >= LONG
+    around, rest = operators.filter(long), operators.filter(~long)
     lane = ["rank", "thread"]
     inner = [rest.lazy(), *([] if launches is None else [launches])]
     within = pl.concat([rows.select(*lane, "start", "end") for rows in inner])
     pieces = intervals.paint(intervals.union(around.lazy(), lane), {"inner": within}, lane).collect()
-    short = pieces.filter(
-        pl.col("account").is_not_null() | (pl.col("end") - pl.col("start") < LONG)
-    ).with_columns(name=pl.lit(None, dtype=NAME))
-    return pl.concat([rest, short.select(rest.columns)])
+    computes = pl.col("account").is_null() & long
+    dispatching = pieces.filter(~computes).with_columns(name=pl.lit(None, dtype=NAME))
+    own = around.filter(~pl.col("name").cast(pl.String).str.starts_with(NODE))
+    alone = pieces.filter(computes).select(*lane, "start", "end").lazy()
+    computing = intervals.paint(alone, {"own": own.lazy()}, lane).drop_nulls("account").collect()
+    return pl.concat([rest, dispatching.select(rest.columns)]), computing
 
 
 def _first_calls(steps: pl.LazyFrame, calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
@@ -585,9 +586,10 @@ def _host_claims(
             claim(LAUNCH_BOUND, times)
         elif row == "operator":
             served = np.isin(times[0], hosts)
-            nodes = np.array([name.startswith(NODE) for name in names], np.bool_)[named]
-            if (nodes & (length >= LONG) & ~served).any():
-                claim_rows(LAUNCH_BOUND, _dispatching(here.filter(~served), names, launches))
+            if ((length >= LONG) & ~served).any():
+                dispatching, computing = _dispatching(here.filter(~served), launches)
+                claim_rows(LAUNCH_BOUND, dispatching)
+                claim_rows(OTHER_HOST, computing)
             else:
                 claim(LAUNCH_BOUND, [column[~served] for column in times])
             if served.any():
