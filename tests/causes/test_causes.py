@@ -554,3 +554,16 @@ def test_a_late_rank_that_lacks_a_core_is_told_so(tmp_path: Path, waits: int, to
     finding = next(f for f in page.findings if f.name == "rank-arrives-last")
     fact = f"its thread waits {waits - 3}.0 ms per step longer for a processor core than the others"
     assert (fact in finding.evidence) == told, finding.evidence
+
+
+def test_an_operator_on_a_tensor_of_the_cpu_is_no_slow_launching(tmp_path: Path) -> None:
+    tables = Job(transfer=0).run([[Work(python=30)] for _ in range(4)])
+    tables["operators"] = [{**row, "name": "aten::sort"} for row in tables.pop("frames")]
+    page = lostflops.why(made(tmp_path, tables))
+    (found,) = page.findings
+    assert found.claim == (
+        "The GPU idles 30.0 ms per step (42.9 %) while the CPU runs operators on tensors of its own: "
+        "`aten::sort` (30.0 ms)."
+    )
+    assert found.next.startswith("Move the tensors of `aten::sort` to the GPU")
+    assert page.verdict.startswith("Host-bound")

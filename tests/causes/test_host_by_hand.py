@@ -376,16 +376,3 @@ def test_waits_outside_the_steps_are_none_of_a_step() -> None:
     answers: Any = {"api_call_summary": SimpleNamespace(table=calls, findings=())}
     assert waits_per_step(Given(answers, rows)) == 1.5
     assert waits_per_step(Given({}, rows)) == 0
-
-
-def test_an_operator_on_a_tensor_of_the_cpu_is_no_slow_launching(tmp_path: Path) -> None:
-    tables = Job(transfer=0).run([[Work(python=30)] for _ in range(4)])
-    tables["operators"] = [{**row, "name": "aten::sort"} for row in tables.pop("frames")]
-    page = lostflops.why(made(tmp_path, tables))
-    (found,) = page.findings
-    assert found.claim == (
-        "The GPU idles 30.0 ms per step (42.9 %) while the CPU runs operators on tensors of its own: "
-        "`aten::sort` (30.0 ms)."
-    )
-    assert found.next.startswith("Move the tensors of `aten::sort` to the GPU")
-    assert page.verdict.startswith("Host-bound")
