@@ -219,16 +219,18 @@ def on_some_ranks(finding: Finding, given: Given) -> Finding:
     most = max(each.values(), default=0)
     ranks = sorted(rank for rank, ns in each.items() if ns >= HAVE_IT * most)
     others = [ns for rank, ns in each.items() if rank not in ranks]
-    if len(ranks) < 2 or not others or max(others) > HAVE_NONE * most:
+    if not ranks or not others or max(others) > HAVE_NONE * most:
         return finding
     theirs = sum(each[rank] for rank in ranks) // len(ranks)
     usual = round(median(others))
-    fact = f"{called(ranks)} idle {milliseconds(theirs)} per step for it, the others "
-    fact += milliseconds(usual) if usual else "do not"
+    one = len(ranks) == 1
+    fact = f"{called(ranks)} idle{'s' * one} {milliseconds(theirs)} per step for it, the other"
+    fact += "s " if len(others) > 1 else " "
+    fact += milliseconds(usual) if usual else "do not" if len(others) > 1 else "does not"
     idle = sum(given.accounts.get(account, 0) for account in finding.accounts if account.startswith("idle."))
     waits = finding.size - idle
     if waits >= WAITS_TOLD * finding.size:
-        fact += f"; ranks wait {milliseconds(waits)} per step for them"
+        fact += f"; ranks wait {milliseconds(waits)} per step for {'it' if one else 'them'}"
     facts = (told for told in finding.evidence if not SHARED_OUT.search(told))
     return replace(finding, evidence=(fact, *facts), next=on_ranks(called(ranks), finding.next))
 

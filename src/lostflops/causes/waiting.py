@@ -15,7 +15,7 @@ from lostflops.recipes.communication.split import ALL_HERE
 from .between_ranks.exposed import EXPOSED, WAITING_TOLD, exposed_communication
 from .between_ranks.few_ranks import late_among_few, waited_in_turn
 from .declared import LOGGING
-from .given import Given, has_stages
+from .given import OTHER_HOST, Given, has_stages
 from .host import PER_STEP
 from .lateness import (
     Late,
@@ -182,6 +182,9 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
         remedy, named = ADVICE, ()
     if alone:
         remedy, named = OWN_WORK, ()
+    parts = late.excess.parts
+    if late.cause == OTHER_HOST and not own and parts and 2 * parts[0][1] >= late.excess.main:
+        remedy = f"Make {parts[0][0]} cheaper there, or take it out of the step."
     if late.cause == LAUNCHING and launches_as_many(late.rank, given):
         remedy, named = SLOW_HOST, ()
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
