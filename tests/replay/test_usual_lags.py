@@ -36,7 +36,5 @@ def rows(gathers: int, calls: int) -> DeviceRows:
 @pytest.mark.parametrize(
     ("gathers", "calls", "usual"), [(0, 50, 1000), (40, 70, 1000), (65, 70, NEXT_TAKES), (20, 50, 1000)]
 )
-def test_what_waits_for_another_stream_tells_nothing_of_its_own(
-    gathers: int, calls: int, usual: int
-) -> None:
+def test_what_waits_for_another_stream_tells_nothing_of_its_own(gathers: int, calls: int, usual: int) -> None:
     assert usual_lags(rows(gathers, calls)).next == usual

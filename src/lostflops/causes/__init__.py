@@ -16,6 +16,7 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds
 
+from .between_steps.slower_steps import join_paces
 from .copies import join_copies
 from .declared import MADE, OF_DEVICES, Made, Recommended, asking_for, edits, remedies, shortened_by, verdicts
 from .gains import predicted
@@ -23,7 +24,6 @@ from .given import Given, gather
 from .host import join_host, on_some_ranks, told_once
 from .page_findings import PageFindings
 from .purposes import STAGES, main_purpose
-from .slower_steps import join_paces
 from .stages import BUBBLE
 from .waiting import ARRIVES, EXPOSED, SLOW_LINK, asks_for, join_waiting
 

@@ -20,9 +20,9 @@ from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
+from .between_steps.paces import slow_steps
 from .declared import remedies
 from .names import bytes_of
-from .paces import slow_steps
 from .purposes import (
     CALLED,
     RING,

@@ -37,7 +37,8 @@ from lostflops.naming.classification import operator_facts
 from lostflops.naming.host_causes import CAPTURE as CAPTURE_CALL
 from lostflops.naming.host_causes import Row, captures, cause_of, causes_of
 from lostflops.recipes.backward_threads import NODE, by_name, engines, lanes, with_doers
-from lostflops.recipes.lost_kernels import lost
+from lostflops.recipes.dispatching import dispatching
+from lostflops.recipes.lost_kernels import lost, lost_between
 from lostflops.recipes.stretch_names import named
 from lostflops.store.trace import ONE_PER_DEVICE
 from lostflops.tables import NAME
@@ -148,7 +149,7 @@ def idle_by_cause(
     returned = np.maximum(ended.launch_start, ended.launch_end)
     launched, orphaned = np.flatnonzero(returned > NEVER), np.flatnonzero(ended.orphan)
     waited = ended.begins[launched] - np.maximum(returned, began)[launched]
-    may_run = _lost_between(rank, ended, lost(launches, kernels))
+    may_run = lost_between(rank, ended.before, ended.launch_start, lost(launches, kernels))
     known_idle = (waited < LONG) & ~may_run[launched]
     late = np.where(known_idle, NAMED.index(DEPENDENCY), NAMED.index(UNRECORDED))
     # Work whose launch is not in the trace tells nothing of the host, nor does a trace without the host.
@@ -400,21 +401,6 @@ class _Ended(NamedTuple):
     before: Int  # the last launch of all work that began before
 
 
-def _lost_between(rank: Int, ended: _Ended, calls: pl.DataFrame) -> Bool:
-    """Whether a call whose kernel was not recorded lies between the launches of what ran around each gap."""
-    if calls.is_empty() or not len(rank):
-        return np.zeros(len(rank), np.bool_)
-    of, at = (calls.sort("rank", "start")[c].to_numpy() for c in ("rank", "start"))
-    known = (ended.before > NEVER) & (ended.launch_start > ended.before)
-    some = np.flatnonzero(known)
-    axis, after, until = intervals.one_axis(
-        (of, at), (rank[some], ended.before[some]), (rank[some], ended.launch_start[some])
-    )
-    found = np.zeros(len(rank), np.bool_)
-    found[some] = np.searchsorted(axis, until, "left") > np.searchsorted(axis, after, "right")
-    return found
-
-
 def _ended_by(rank: Int, end: Int, ranks: pl.LazyFrame, work: pl.DataFrame | None) -> _Ended:
     """What ends each gap of a rank.
 
@@ -487,27 +473,6 @@ def _work(kernels: Frame, copies: Frame) -> Frame:
     holding = pl.col("end") > pl.col("start")
     work = [table.filter(holding).select(columns) for table in (kernels, copies) if table is not None]
     return pl.concat(work) if work else None
-
-
-def _dispatching(operators: pl.DataFrame, launches: Frame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The operators, without the time in which one runs no other and no call for `LONG` or more; and the
-    part of that in operators that are no nodes of autograd.
-
-    An operator takes microseconds around what it launches. What takes longer computes on the CPU; in a node
-    of autograd it is a hook or a wait, which other rows name.
-    """
-    long = pl.col("end") - pl.col("start") >= LONG
-    around, rest = operators.filter(long), operators.filter(~long)
-    lane = ["rank", "thread"]
-    inner = [rest.lazy(), *([] if launches is None else [launches])]
-    within = pl.concat([rows.select(*lane, "start", "end") for rows in inner])
-    pieces = intervals.paint(intervals.union(around.lazy(), lane), {"inner": within}, lane).collect()
-    computes = pl.col("account").is_null() & long
-    dispatching = pieces.filter(~computes).with_columns(name=pl.lit(None, dtype=NAME))
-    own = around.filter(~pl.col("name").cast(pl.String).str.starts_with(NODE))
-    alone = pieces.filter(computes).select(*lane, "start", "end").lazy()
-    computing = intervals.paint(alone, {"own": own.lazy()}, lane).drop_nulls("account").collect()
-    return pl.concat([rest, dispatching.select(rest.columns)]), computing
 
 
 def _first_calls(steps: pl.LazyFrame, calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
@@ -587,8 +552,8 @@ def _host_claims(
         elif row == "operator":
             served = np.isin(times[0], hosts)
             if ((length >= LONG) & ~served).any():
-                dispatching, computing = _dispatching(here.filter(~served), launches)
-                claim_rows(LAUNCH_BOUND, dispatching)
+                launching, computing = dispatching(here.filter(~served), launches, LONG)
+                claim_rows(LAUNCH_BOUND, launching)
                 claim_rows(OTHER_HOST, computing)
             else:
                 claim(LAUNCH_BOUND, [column[~served] for column in times])
