@@ -78,3 +78,25 @@ def test_waiting_for_a_rank_that_is_not_here_is_doubted_to_be_transfer(
     page = lostflops.why(made(tmp_path, tables))
     (exposed,) = (f for f in page.findings if f.name == "communication-exposed")
     assert ("12.5 ms of it is longer than the same takes at its fastest" in exposed.doubt) == doubted
+
+
+def in_turn(late: Work, ranks: int = 3, steps: int = 6) -> list[list[Work]]:
+    return [[late if step % ranks == rank else Work() for rank in range(ranks)] for step in range(steps)]
+
+
+def test_ranks_here_that_collect_garbage_in_turn_are_waited_for_whoever_is_missing(tmp_path: Path) -> None:
+    page = lostflops.why(made(tmp_path, Job(world_size=4).run(in_turn(Work(collects=24)))))
+    (first,) = page.findings
+    assert first.claim == "The GPU loses 24.0 ms per step (36.4 %) while Python collects garbage."
+    assert first.evidence[0] == (
+        "ranks 0, 1 and 2 take turns being late because of it: ranks wait 16.0 ms per step for each other"
+    )
+
+
+def test_ranks_here_that_compute_longer_in_turn_are_waited_for_whoever_is_missing(tmp_path: Path) -> None:
+    page = lostflops.why(made(tmp_path, Job(world_size=4).run(in_turn(Work(computes=64, grid=96)))))
+    (first,) = page.findings
+    assert first.claim.startswith(
+        "Ranks wait 16.0 ms per step (24.2 %) for each other: ranks 0, 1 and 2 take turns being late"
+    )
+    assert first.doubt == "Ranks of the job that were not recorded may be later still."

@@ -23,6 +23,7 @@ from lostflops.lab.simulate.instructions import (
 from lostflops.lab.simulate.job import Planted, SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
+from made_runs import Job, Work, made
 
 MS = 1_000_000
 # The host reads one value from the device.
@@ -170,3 +171,14 @@ def test_more_workers_do_not_hand_a_batch_over_faster(tmp_path: Path, each: int,
     starved = next(f for f in findings if f.name == "data-loading-starves-device")
     assert ("handing over a batch" in starved.next) == told
     assert ("worker" in starved.next) and ("too slow" in starved.next) != told
+
+
+def test_ranks_of_a_starved_node_are_named_with_their_remedy(tmp_path: Path) -> None:
+    """Ranks 2 and 3 load 25 and 26 ms: none of them has more than the others have."""
+    steps = [[Work(loads=0.1), Work(loads=0.1), Work(loads=25), Work(loads=26)]] * 4
+    (first,) = lostflops.why(made(tmp_path, Job().run(steps))).findings
+    assert first.next.startswith("On ranks 2 and 3: give the loader worker processes")
+    assert first.evidence[0] == (
+        "ranks 2 and 3 idle 25.5 ms per step for it, the others 100 µs; ranks wait 13.2 ms per step for them"
+    )
+    assert not any("more of it than the others" in fact for fact in first.evidence)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -203,6 +203,27 @@ def capturing(launches: Rows, t: int) -> bool:
     return any(start <= t < end for start, end in pairs)
 
 
+def dispatching(mine: Callable[..., Rows], thread: int, t: int, long: int) -> bool:
+    """Whether an operator of the thread launches at that moment, and does not compute by itself for long."""
+    operators, calls = (
+        [r for r in mine(name) if r["thread"] == thread] for name in ("operators", "launches")
+    )
+    lasting = [row for row in operators if row["end"] - row["start"] >= long]
+    inner = [row for row in operators if row not in lasting] + calls
+
+    def alone(at: int) -> bool:
+        return any(covers(row, at) for row in lasting) and not any(covers(row, at) for row in inner)
+
+    if not alone(t):
+        return True
+    first = last = t
+    while alone(first - 1):
+        first -= 1
+    while alone(last + 1):
+        last += 1
+    return last + 1 - first < long
+
+
 def idle_at(
     tables: Tables, gap: tuple[int, int, int], began: int, t: int, long: int, refills: bool = True
 ) -> str:
@@ -249,7 +270,7 @@ def idle_at(
     if any(kind == "launches" and row["end"] - row["start"] >= long for kind, row in there):
         return "idle.long_call"
     answer = "idle.unexplained"
-    if "launches" in kinds or ("operators" in kinds and not cpu):
+    if "launches" in kinds or ("operators" in kinds and not cpu and dispatching(mine, thread, t, long)):
         answer = "idle.launch_bound"
     elif kinds:
         answer = "idle.other_host_work"
@@ -739,6 +760,49 @@ def test_launched_work_that_waits_for_long_waits_for_what_was_not_recorded(waits
     # What other work explains of the wait does not count.
     early = [launched(-9, -4, 13), launched(-3, -1, 20 + waits)]
     assert causes(steps=steps, kernels=early)[1] == (20, 20 + waits, expected)
+
+
+def test_an_operator_that_launches_nothing_for_long_computes_on_the_cpu() -> None:
+    """`aten::sort` of a CPU tensor takes 3 ms; one that launches meanwhile does not."""
+    late = 10 + 3 * MS
+    kernels = [launched(-9, -8, 0), launched(late + 5, late + 8, late + 20)]
+    given: dict[str, Any] = {"steps": [{"step": 1, "start": 0, "end": late + 40}], "kernels": kernels}
+    sort = host(10, late, "aten::sort")
+    assert (10, late, "idle.other_host_work") in causes(operators=[sort], **given)
+    calls = [host(10 + n * MS // 2, 12 + n * MS // 2, "cudaLaunchKernel") for n in range(6)]
+    accounts = {account for _, _, account in causes(operators=[sort], launches=calls, **given)}
+    assert "idle.launch_bound" in accounts and "idle.other_host_work" not in accounts
+
+
+def test_a_kernel_that_was_lost_between_two_may_have_run_where_nothing_seems_to() -> None:
+    """Another was launched from 25 to 28: the host then waits for the device until 60 and launches at 77."""
+
+    def call(start: int, end: int, name: str, number: int) -> dict[str, Any]:
+        return host(start, end, name) | {"correlation": number}
+
+    kernels = [
+        {"start": 0, "end": 20, "launch_start": -9, "launch_end": -8, "thread": 7, "correlation": 1},
+        {"start": 90, "end": 100, "launch_start": 77, "launch_end": 79, "thread": 7, "correlation": 3},
+    ]
+    calls = [
+        call(-9, -8, "cudaLaunchKernel", 1),
+        call(25, 28, "cudaLaunchKernel", 2),
+        call(30, 60, "cudaStreamSynchronize", 9),
+        call(77, 79, "cudaLaunchKernel", 3),
+    ]
+    later = call(80, 81, "cudaLaunchKernel", 4)  # was queued when the recording ended
+    whole = [*kernels, {**kernels[1], "start": 20, "end": 22, "correlation": 2, "launch_start": 25}]
+    assert causes(kernels=kernels, launches=[*calls, later])[-4:] == [
+        (30, 60, "idle.unrecorded"),
+        (60, 77, "idle.unexplained"),
+        (77, 79, "idle.launch_bound"),
+        (79, 90, "idle.unrecorded"),
+    ]
+    for made in (causes(kernels=whole, launches=calls), causes(kernels=kernels, launches=calls[::2])):
+        assert {account for _, _, account in made} & {"idle.unrecorded"} == set()
+    # Launched before what ran before, it has run before.
+    before = [{**kernels[0], "launch_start": 29}, kernels[1]]
+    assert "idle.unrecorded" not in {account for _, _, account in causes(kernels=before, launches=calls)}
 
 
 def test_a_step_s_end_does_not_shorten_a_wait() -> None:

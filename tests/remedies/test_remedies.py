@@ -137,6 +137,9 @@ def test_what_a_recording_shows_to_be_on_is_read_from_it(tmp_path: Path) -> None
     assert setting(made(tmp_path, tables)).on == {"workers", "fused optimizer", "compiled", "graphs"}
     alone = made(tmp_path / "alone", {"ranks": [{}], "ranges": [row(LOADER)]})
     assert setting(alone).on == frozenset()
+    several = [row(LOADER) | {"end": 90}, *[{**each, "rank": 1} for each in tables["ranges"]]]
+    mixed = made(tmp_path / "mixed", {"ranks": [{}, {"rank": 1}], "ranges": several})
+    assert setting(mixed).on == frozenset()  # the loader that takes long has no workers
 
 
 def test_sharded_jobs_are_not_told_of_buckets() -> None:

@@ -16,11 +16,12 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds
 
+from .between_steps.slower_steps import join_paces
 from .copies import join_copies
 from .declared import MADE, OF_DEVICES, Made, Recommended, asking_for, edits, remedies, shortened_by, verdicts
 from .gains import predicted
 from .given import Given, gather
-from .host import join_host, told_once
+from .host import join_host, on_some_ranks, told_once
 from .page_findings import PageFindings
 from .purposes import STAGES, main_purpose
 from .stages import BUBBLE
@@ -66,6 +67,7 @@ def findings(given: Given) -> tuple[Finding, ...]:
     join_host(page)
     join_copies(page)
     join_waiting(page)
+    join_paces(page)
     page.take(*SAID_IN_NOTES)
     if given.on_host:  # an operator of the job's own computes, and is nothing to report
         page.take("kernels-unclassified")
@@ -73,7 +75,10 @@ def findings(given: Given) -> tuple[Finding, ...]:
         page.take("fp32-without-tensor-cores")
     whole = round(given.mean_step)
     asked = edits()
-    told = [_asked(_within(_advised(told_once(f, given), given), whole), given, asked) for f in page.all()]
+    told = [
+        _asked(_within(on_some_ranks(_advised(told_once(f, given), given), given), whole), given, asked)
+        for f in page.all()
+    ]
     faults = [f for f in told if _is_fault(f) and page.reaches(f.size, FAULT_FROM)]
     least = {f.name: min((e.size for e in faults if _may_cause(e, f, given)), default=None) for f in told}
     return tuple(sorted(told, key=lambda f: _place(f, least[f.name])))

@@ -20,6 +20,7 @@ from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
+from .between_steps.paces import slow_steps
 from .declared import remedies
 from .names import bytes_of
 from .purposes import (
@@ -37,6 +38,7 @@ NAMES = pl.Schema({"rank": pl.Int32, "account": pl.String, "name": pl.String, "n
 WORK = pl.Schema(
     {"rank": pl.Int32, "family": pl.String, "kernel": pl.String, "calls": pl.Int64, "time": pl.Int64}
 )
+PACES = pl.Schema({**WORK, "slow": pl.Boolean})
 WAITED = pl.Schema(
     {"rank": pl.Int32, "on": pl.Int32, "account": pl.String, "in_pair": pl.Boolean, "time": pl.Int64}
 )
@@ -68,8 +70,9 @@ class Given:
 
     `ledger` holds the steps that count, with the columns of the recipe `step_ledger`. `names` says how long
     each rank's idle time has each name in those steps, `work` how often each rank runs each kernel of one
-    grid in them, `flops` what matrix products and attention ask for in all of them on ranks whose shapes
-    tell, `in_checkpoints` how much of the exposed copying was launched inside a checkpoint, ns, and
+    grid in them, `paces` the same in steps that compute longer and in the others, `flops` what matrix
+    products and attention ask for in all of them on ranks whose shapes tell, `in_checkpoints` how much of the
+    exposed copying was launched inside a checkpoint, ns, and
     `in_long_pauses` how much of the host's other work comes in stretches of a millisecond or more, ns.
     `saving` says for how long of each step a thread that launches nothing saves a checkpoint, and in which
     row; `beside` for how long of the pauses of the thread that launches another thread runs Python, and in
@@ -88,6 +91,7 @@ class Given:
     ledger: pl.DataFrame
     names: pl.DataFrame = field(default_factory=NAMES.to_frame)
     work: pl.DataFrame = field(default_factory=WORK.to_frame)
+    paces: pl.DataFrame = field(default_factory=PACES.to_frame)
     flops: Mapping[int, float] = field(default_factory=dict[int, float])
     in_checkpoints: int = 0
     in_long_pauses: int = 0
@@ -241,6 +245,7 @@ def gather(
         ledger=ledger,
         names=folded("names", NAMES, lambda: _names(trace, session, counted)),
         work=folded("work", WORK, lambda: _work(trace, on_host, ledger)) if many else WORK.to_frame(),
+        paces=folded("paces", PACES, lambda: _paces(trace, ledger)) if not on_host else PACES.to_frame(),
         flops=dict(folded("flops", ASKED, lambda: _flops(trace, counted)).iter_rows()) if many else {},
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
@@ -436,6 +441,18 @@ def _work(trace: Trace, on_host: bool, ledger: pl.DataFrame) -> pl.DataFrame:
         .agg(calls=executions(), time=(pl.col("end") - pl.col("start")).clip(0).sum())
         .select(pl.col(c).cast(t) for c, t in WORK.items())
         .collect()
+    )
+
+
+def _paces(trace: Trace, ledger: pl.DataFrame) -> pl.DataFrame:
+    """What computes in steps that compute longer than the others, and in the others."""
+    slow = slow_steps(ledger)
+    if not slow:
+        return PACES.to_frame()
+    is_slow = pl.col("step").is_in(slow)
+    return pl.concat(
+        _work(trace, False, ledger.filter(which)).with_columns(slow=pl.lit(of))
+        for of, which in ((True, is_slow), (False, ~is_slow))
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 
 import polars as pl
 
@@ -16,10 +17,21 @@ from lostflops.recipes.idle.gaps import over_steps
 from .declared import BESIDE, SLOWED
 from .declared import LOGGING as LOGGING_INSIDE
 from .given import BETWEEN, OTHER_HOST, Given
-from .names import NAMED_FROM, SAVED, listed, made_of, saved_or_logged, spoken, without_place
+from .names import (
+    NAMED_FROM,
+    SAVED,
+    called,
+    listed,
+    made_of,
+    on_ranks,
+    saved_or_logged,
+    spoken,
+    without_place,
+)
 from .page_findings import PageFindings
 
 BY_NAME = "host-busy-elsewhere"
+LOADING = "idle.data_loading"
 WAITS = "(?i)synchronize"  # calls that wait for the device
 SYNCS = 4  # waits per step, from which on they come from inside it
 # What is true of the idle time of one account alone.
@@ -42,6 +54,12 @@ PHASE = re.compile(
     r"(?i)(?:^|[^a-z])(?:forward|backward|fwd|bwd|optimi[sz]er|zero_grad|loss|(?:training_|train_|run_)?step"
     r"|(?:training_|train_)?(?:batch|iter|iteration)|micro_?batch|evaluate_function|autograd)(?:[^a-z]|$)"
 )
+# Ranks that have an idle time, of that of the rank with most; and at most, of those that do not have it.
+HAVE_IT, HAVE_NONE = 0.5, 0.1
+WAITS_TOLD = 0.05  # of what a finding costs: waiting for others that is told with it
+# Of one finding: how its waiting came together, rank by rank.
+SHARED_OUT = re.compile(r"more of it than the others|the most on rank|of it waiting for other ranks")
+OPERATOR = re.compile(r"^aten::\w+(?: in |$)")  # that computes on the CPU, where it takes long
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
 
 
@@ -86,7 +104,11 @@ def _named(page: PageFindings, finding: Finding) -> Finding:
     return replace(
         named,
         claim=f"{claim.rstrip('.')}: {listed(what)}.",
-        next=_cheaper(parts[0][0], [name for name in page.given.names["name"] if name is not None]),
+        next=_cheaper(
+            parts[0][0],
+            [name for name in page.given.names["name"] if name is not None],
+            page.given.accounts.get(LOADING, 0) > 0,
+        ),
     )
 
 
@@ -96,11 +118,15 @@ def _does(names: Sequence[str], told: float) -> str:
     if len(idle) == 1 and (same := idle.pop()) is not None:
         how_much = "" if told >= NEARLY_ALL else ", mostly" if told > MOSTLY else ", partly"
         return f"{how_much} while the CPU {same}"
+    if names and all(OPERATOR.match(name) for name in names):
+        return " while the CPU runs operators on tensors of its own"
     return f" while the CPU runs {'Python' if any('.py(' in name for name in names) else 'other code'}"
 
 
-def _cheaper(name: str, names: Sequence[str]) -> str:
-    """What to do about the CPU's work of a name, given all names of idle time."""
+def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
+    """What to do about the CPU's work of a name, given all names of idle time, and whether the job
+    loads data: one that serves requests has no workers that could do it.
+    """
     still = stands_still(name)
     if still == WAITS_FOR_OTHERS:
         return (
@@ -109,10 +135,16 @@ def _cheaper(name: str, names: Sequence[str]) -> str:
         )
     if still is not None:
         return f"Take {spoken(name)} out of the step."
-    if FRAME.search(name) or not PHASE.search(name):
+    if OPERATOR.match(name):
         return (
-            f"Make {spoken(name)} cheaper, or take it out of the step: into the loader's workers, onto a "
-            "thread of its own, or done once for all steps."
+            f"Move the tensors of {spoken(name)} to the GPU, or take it out of the step: onto a thread of "
+            "its own, or done once for all steps."
+        )
+    if FRAME.search(name) or not PHASE.search(name):
+        workers = "into the loader's workers, " if loads else ""
+        return (
+            f"Make {spoken(name)} cheaper, or take it out of the step: {workers}onto a thread of its own, or "
+            "done once for all steps."
         )
     if any(map(FRAME.search, names)):
         return f"Do the same in fewer operators inside {spoken(name)}: `torch.compile`, or a larger batch."
@@ -181,6 +213,33 @@ def told_once(finding: Finding, given: Given) -> Finding:
             return finding
     once = f"{milliseconds(lasts)} once in {steps} steps, in {where}"
     return replace(finding, claim=finding.claim.replace(amount[0], f"{once} ({amount[1]}, {amount[2]}),", 1))
+
+
+def on_some_ranks(finding: Finding, given: Given) -> Finding:
+    """A finding about idle time that only some ranks have, with these named: the others need no change."""
+    if finding.recipe != "idle_summary" or finding.rank is not None or not finding.claim:
+        return finding
+    own = finding.accounts[:1]
+    held = given.ledger.filter(pl.col("account").is_in(own)).group_by("rank").agg(pl.col("ns").sum())
+    spent = dict.fromkeys(given.steps, 0) | dict(held.iter_rows())
+    each = {rank: spent[rank] // steps for rank, steps in given.steps.items()}
+    most = max(each.values(), default=0)
+    ranks = sorted(rank for rank, ns in each.items() if ns >= HAVE_IT * most)
+    others = [ns for rank, ns in each.items() if rank not in ranks]
+    if not ranks or not others or max(others) > HAVE_NONE * most:
+        return finding
+    theirs = sum(each[rank] for rank in ranks) // len(ranks)
+    usual = round(median(others))
+    one = len(ranks) == 1
+    fact = f"{called(ranks)} idle{'s' * one} {milliseconds(theirs)} per step for it, the other"
+    fact += "s " if len(others) > 1 else " "
+    fact += milliseconds(usual) if usual else "do not" if len(others) > 1 else "does not"
+    idle = sum(given.accounts.get(account, 0) for account in finding.accounts if account.startswith("idle."))
+    waits = finding.size - idle
+    if waits >= WAITS_TOLD * finding.size:
+        fact += f"; ranks wait {milliseconds(waits)} per step for {'it' if one else 'them'}"
+    facts = (told for told in finding.evidence if not SHARED_OUT.search(told))
+    return replace(finding, evidence=(fact, *facts), next=on_ranks(called(ranks), finding.next))
 
 
 def _one_pause(given: Given) -> tuple[int, int]:

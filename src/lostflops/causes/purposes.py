@@ -1,4 +1,4 @@
-"""What communication is for: gradients, shards, tensor parallelism, experts or pipeline stages.
+"""What communication is for: gradients, shards, tensor or context parallelism, experts or pipeline stages.
 
 The process group's description says it where there is one. Else the operation does: sends and receives join
 pipeline stages, an all-to-all exchanges tokens or rows, an all-gather or a reduce-scatter brings shards. An
@@ -20,7 +20,7 @@ from lostflops.store.trace import ONE_PER_DEVICE, Trace
 
 GRADIENTS, SHARDS, TENSOR, STAGES = "gradients", "shards", "tensor", "stages"
 EXPERTS, EXCHANGE = "experts", "exchange"
-RING = "ring"
+RING, CONTEXT = "ring", "context"
 BARRIERS, BROADCASTS, REPLICAS, OTHER = "barriers", "broadcasts", "replicas", "other"
 # What each is called on the page.
 CALLED: Mapping[str, str] = {
@@ -31,6 +31,7 @@ CALLED: Mapping[str, str] = {
     EXCHANGE: "all-to-all exchanges",
     STAGES: "sends and receives between pipeline stages",
     RING: "sends and receives around a ring, as of context parallelism",
+    CONTEXT: "context parallelism",
     BARRIERS: "barriers",
     BROADCASTS: "broadcasts",
     REPLICAS: "weights and gradients of `DataParallel`, which one process sends between its GPUs",
@@ -42,7 +43,8 @@ BY_DESCRIPTION: Mapping[str, str] = {
     STAGES: r"(?i)pipeline|(?:^|_)pp(?:_|$)",
     SHARDS: r"(?i)fsdp|shard",
     GRADIENTS: r"(?i)data|replicate|ddp|(?:^|_)dp(?:_|$)",
-    TENSOR: r"(?i)tensor|(?:^|_)(?:tp|sp|cp)(?:_|$)|sequence|context|model_parallel",
+    CONTEXT: r"(?i)context|(?:^|_)cp(?:_|$)",
+    TENSOR: r"(?i)tensor|(?:^|_)(?:tp|sp)(?:_|$)|sequence|model_parallel",
 }
 BY_KIND: Mapping[str, str] = {
     **dict.fromkeys(("send", "receive", "send-receive"), STAGES),
@@ -180,12 +182,15 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     share = (forward.sum() / moved.sum()).over("rank", "group").fill_nan(0).fill_null(0)
     tensor = pl.col("reduces") & (share >= IN_FORWARD)
     moves = pl.col("kind").is_in(BY_KIND_ALONE)
-    ring = _in_rings(rows) | pl.lit(_multiplies_first(trace, rows)) | (pl.col("said") == TENSOR)
+    of_layers = pl.col("said").is_in([TENSOR, CONTEXT])
+    ring = _in_rings(rows) | pl.lit(_multiplies_first(trace, rows)) | of_layers
     rings = (pl.col("kind") == STAGES) & ring & (pl.col("said").is_null() | (pl.col("said") != STAGES))
     # Groups of ranks that share data also bring each other the shards of weights and of gradients.
     brings = (pl.col("said") == GRADIENTS) & (pl.col("kind") == SHARDS)
     return known.select(
         pl.when(rings).then(pl.lit(RING)).when(moves | brings).then("kind")
+        # Heads for tokens, as in sequence parallelism: no matrix product hides half of it.
+        .when((pl.col("kind") == EXCHANGE) & of_layers).then("kind")
         .when(tensor & pl.col("said").is_null()).then(pl.lit(TENSOR))
         .otherwise(pl.coalesce("said", "kind"))
         .alias("purpose")

@@ -13,9 +13,9 @@ from lostflops.recipes.communication.slow_links import SLOWER
 from lostflops.recipes.communication.split import ALL_HERE
 
 from .between_ranks.exposed import EXPOSED, WAITING_TOLD, exposed_communication
-from .between_ranks.few_ranks import late_among_few
+from .between_ranks.few_ranks import late_among_few, waited_in_turn
 from .declared import LOGGING
-from .given import Given, has_stages
+from .given import OTHER_HOST, Given, has_stages
 from .host import PER_STEP
 from .lateness import (
     Late,
@@ -71,6 +71,7 @@ OWN_WORK = (
     "In those steps it does what the others do not, such as an evaluation: share that among all ranks, do it "
     "less often, or in a job of its own."
 )
+LATER_STILL = "Ranks of the job that were not recorded may be later still."
 EVEN_WORK = "even-work"  # the edit: ranks that have more to do than others have it in turn
 # Findings about the network are about the time that communication is exposed for.
 LATE_FROM = 0.01  # of the step: what a late rank costs
@@ -114,6 +115,8 @@ def join_waiting(page: PageFindings) -> None:
         # Waiting is not known as such where not all members of collectives are here.
         unsplit = max(0, late.explains - left) if late.seen else 0
         left = max(0, left - late.explains)
+    elif not has_stages(given) and (in_turn := waited_in_turn(given)) > left:
+        unsplit, left = in_turn - left, in_turn
     paused, paused_in_pairs = join_waited_for(page, late.rank if late else None)
     left = max(0, left - paused)
     if among is not None:
@@ -179,6 +182,9 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
         remedy, named = ADVICE, ()
     if alone:
         remedy, named = OWN_WORK, ()
+    parts = late.excess.parts
+    if late.cause == OTHER_HOST and not own and parts and 2 * parts[0][1] >= late.excess.main:
+        remedy = f"Make {parts[0][0]} cheaper there, or take it out of the step."
     if late.cause == LAUNCHING and launches_as_many(late.rank, given):
         remedy, named = SLOW_HOST, ()
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
@@ -271,7 +277,7 @@ def _doubts(page: PageFindings, late: Late, waits: Finding | None) -> Iterator[s
         yield ALL_HERE
     if late.seen:
         yield (
-            "Ranks of the job that were not recorded may be later still."
+            LATER_STILL
             if page.given.missing_ranks
             else "Most collectives could not be matched: ranks recorded other steps."
         )
@@ -400,6 +406,8 @@ def _in_turn(
         named=given.named(key),
         account=found.account,
     )
+    if given.missing_ranks and waits is None:
+        told = replace(told, doubt=LATER_STILL)
     slower = slower_compute(found.ranks[0], given) if found.account == "compute" else None
     if slower is not None and slower[1] and set(given.flops) >= set(given.steps):
         told = replace(told, next=slow_device(given), remedies=given.named("slow-device"))
@@ -446,11 +454,12 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
     slow = bool(slower and slower[1])
     remedy, key = _remedy(page, group.account, slow), _key(group.account, slow)
     bound = like_others_at_most(given, *group.ranks)
+    others = _by_the_others(given, group, waited)
     told = _waiting(
-        waited,
+        others,
         waits,
         at_most=bound,
-        claim=f"Ranks wait {page.share(waited)} for {group.called}, which {does} in nearly every step.",
+        claim=f"The others wait {page.share(others)} for {group.called}, which {does} in nearly every step.",
         evidence=(),
         remedy=remedy if key == UNEVEN and group.account == "compute" else on_ranks(group.called, remedy),
         named=given.named(key),
@@ -462,6 +471,15 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         page.put(replace(told, evidence=(f"rank {group.ranks[0]}: {slower[0]}", *told.evidence)))
     else:
         page.put(_uneven(told, group.ranks[0], slower[0], given))
+
+
+def _by_the_others(given: Given, group: LateTogether, waited: int) -> int:
+    """What a mean rank that is none of the late ones waits in a mean step, where all ranks wait `waited`."""
+    beside = [rank for rank in given.steps if rank not in group.ranks]
+    here = given.ledger.filter(pl.col("account") == "communication.wait", pl.col("rank").is_in(beside))
+    most = int(here["ns"].sum()) // max(1, sum(given.steps[rank] for rank in beside))
+    each = waited * len(given.steps) // max(1, len(beside))
+    return min(each, most) if most else each
 
 
 def _together_apart(page: PageFindings, group: LateTogether, waited: int, waits: Finding | None) -> None:
@@ -476,12 +494,13 @@ def _together_apart(page: PageFindings, group: LateTogether, waited: int, waits:
         on_ranks(f"rank {rank}", _remedy(page, account, account == "compute" and device_is_slow(rank, given)))
         for rank, account, _ in group.apart[:MOST_ADVISED]
     ]
+    others = _by_the_others(given, group, waited)
     found = _waiting(
-        waited,
+        others,
         waits,
         at_most=like_others_at_most(given, *group.ranks),
-        claim=f"Ranks wait {page.share(waited)} for {group.called}, which have more of their own to do in "
-        f"nearly every step: {listed(told[:MOST_ADVISED])}.",
+        claim=f"The others wait {page.share(others)} for {group.called}, which have more of their own to do "
+        f"in nearly every step: {listed(told[:MOST_ADVISED])}.",
         evidence=("as long as one of them is late, the others gain nothing",),
         remedy=" ".join(remedies),
         named=(),

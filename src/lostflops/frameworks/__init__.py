@@ -61,6 +61,7 @@ def setting(trace: Trace, kept: Kept = _anew) -> Setting:
     named = {str(table): rows["name"].to_list() for (table,), rows in told.group_by("table")}
     hosts = [name for table in ("frames", "ranges", "operators") for name in named.get(table, ())]
     once = kept("page_sends_once", lambda: pl.DataFrame({"once": [effects.sends_once(trace)]})).item()
+    alone = kept("page_loads_alone", lambda: pl.DataFrame({"alone": [effects.loads_alone(trace, named)]}))
     gpu, versions = _installed(trace)
     found = _found(trace, hosts, versions)
     first, told_by = next(iter(found.items()), (UNKNOWN, ""))
@@ -72,7 +73,7 @@ def setting(trace: Trace, kept: Kept = _anew) -> Setting:
         else "ddp"
         if names.any_has(REPLICATED, hosts)
         else "",
-        on=effects.on(named, hosts, once),
+        on=effects.on(named, hosts, once, alone.item()),
         units=matrix_units(gpu),
         versions=versions,
         told_by=told_by,

@@ -10,9 +10,10 @@ from lostflops.store.trace import Trace
 
 from . import names
 
+WITH_WORKERS, WITHOUT = r"_MultiProcessingDataLoaderIter", r"_SingleProcessDataLoaderIter"
 # By the table whose names tell.
 EFFECTS: Mapping[str, tuple[str, str]] = {
-    "workers": ("ranges", r"_MultiProcessingDataLoaderIter"),
+    "workers": ("ranges", WITH_WORKERS),
     "fused optimizer": ("kernels", r"(?i)fused_?adam|FusedAdamMathFunctor|FusedSgdMathFunctor|_fused_adamw_"),
     "compiled": ("kernels", r"^triton_"),
     "graphs": ("launches", r"^(?:cuda|hip|cu)GraphLaunch"),
@@ -22,7 +23,9 @@ FORWARD = r"^DistributedDataParallel\.forward$|^FSDP::root_pre_forward|FullyShar
 EARLY = 0.1
 
 
-def on(named: Mapping[str, Sequence[str]], hosts: Sequence[str], sends_once: bool) -> frozenset[str]:
+def on(
+    named: Mapping[str, Sequence[str]], hosts: Sequence[str], sends_once: bool, loads_alone: bool = False
+) -> frozenset[str]:
     """The effects that show; `named` are the names in each table, `hosts` those of what ran on the host."""
     found = {effect for effect, (table, mark) in EFFECTS.items() if names.any_has(mark, named.get(table, ()))}
     if names.any_has(r"_fused_(?:adamw?|sgd|adagrad)_?$", hosts):
@@ -31,7 +34,26 @@ def on(named: Mapping[str, Sequence[str]], hosts: Sequence[str], sends_once: boo
         found.add("compiled")
     if sends_once:
         found.add("no_sync")
+    if loads_alone:
+        found.discard("workers")
     return frozenset(found)
+
+
+def loads_alone(trace: Trace, named: Mapping[str, Sequence[str]]) -> bool:
+    """Whether of several loaders those without workers take longer: adding workers is what helps them."""
+    ranges = trace.table("ranges")
+    here = named.get("ranges", ())
+    if ranges is None or not (names.any_has(WITHOUT, here) and names.any_has(WITH_WORKERS, here)):
+        return False
+    name, length = pl.col("name").cast(pl.String), (pl.col("end") - pl.col("start")).clip(0)
+    alone, with_workers = (
+        ranges.select(
+            length.filter(name.str.contains(mark)).sum().alias(mark) for mark in (WITHOUT, WITH_WORKERS)
+        )
+        .collect()
+        .row(0)
+    )
+    return alone > with_workers
 
 
 def sends_once(trace: Trace) -> bool:

@@ -152,7 +152,7 @@ def running_most(values: Int, group: npt.NDArray[Any]) -> Int:
     begins = np.r_[True, group[1:] != group[:-1]]
     low = int(values.min())
     width = int(values.max()) - low + 1
-    if width * np.count_nonzero(begins) < np.iinfo(np.int64).max:
+    if width * int(np.count_nonzero(begins)) < np.iinfo(np.int64).max:
         # Group behind group on one axis, one running maximum serves all.
         place = (np.cumsum(begins) - 1) * width
         return np.maximum.accumulate(values - low + place) - place + low

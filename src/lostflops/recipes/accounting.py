@@ -14,7 +14,9 @@ A recording does not hold all that a device does: what was launched before it be
 run, and nodes of graphs that are not listed leave no rows. Work that was launched and still does not begin
 for `LONG` while nothing else runs had to wait for something of the kind, so that time does not count as
 known to be idle for a cause: it is `unrecorded`, as is a gap whose end has no recorded launch, and every gap
-where no host thread was recorded.
+where no host thread was recorded. Where a profiler lost kernels, the device may have run one that was
+launched between the works around a gap: that launched work waits there, or the host for the device, is then
+`unrecorded` as well.
 
 On a CPU-only rank host operators stand in for kernels and nothing is launched. The operators that cover a gap
 there are calls of communication, in which the thread waits, and the framework's own frame around others.
@@ -35,6 +37,8 @@ from lostflops.naming.classification import operator_facts
 from lostflops.naming.host_causes import CAPTURE as CAPTURE_CALL
 from lostflops.naming.host_causes import Row, captures, cause_of, causes_of
 from lostflops.recipes.backward_threads import NODE, by_name, engines, lanes, with_doers
+from lostflops.recipes.dispatching import dispatching
+from lostflops.recipes.lost_kernels import lost, lost_between
 from lostflops.recipes.stretch_names import named
 from lostflops.store.trace import ONE_PER_DEVICE
 from lostflops.tables import NAME
@@ -78,6 +82,7 @@ TIMES_THE_USUAL, TIMES_THE_LONGEST = 100, 10
 LAST_OF_THE_FIRST_STEPS = 2
 
 Frame = pl.LazyFrame | None
+Bool = npt.NDArray[np.bool_]
 
 
 def busy_and_gaps(
@@ -144,7 +149,9 @@ def idle_by_cause(
     returned = np.maximum(ended.launch_start, ended.launch_end)
     launched, orphaned = np.flatnonzero(returned > NEVER), np.flatnonzero(ended.orphan)
     waited = ended.begins[launched] - np.maximum(returned, began)[launched]
-    late = np.where(waited < LONG, NAMED.index(DEPENDENCY), NAMED.index(UNRECORDED))
+    may_run = lost_between(rank, ended.before, ended.launch_start, lost(launches, kernels))
+    known_idle = (waited < LONG) & ~may_run[launched]
+    late = np.where(known_idle, NAMED.index(DEPENDENCY), NAMED.index(UNRECORDED))
     # Work whose launch is not in the trace tells nothing of the host, nor does a trace without the host.
     launch = np.clip(returned, start, end)
     until = np.where(returned > NEVER, launch, end)
@@ -157,7 +164,7 @@ def idle_by_cause(
         "gap": sought,
     }
     doers = with_doers(pl.DataFrame(asked), engines(operators, ranges), launches, operators, ranges, frames)
-    charged = _charged(doers, spans.collect(), refilled)
+    charged = _charged(doers, spans.collect(), refilled, may_run)
     gap, start, end, account = (
         np.concatenate(parts)
         for parts in (
@@ -203,8 +210,10 @@ class _Charged(NamedTuple):
     account: Int
 
 
-def _charged(doers: pl.DataFrame, spans: pl.DataFrame, refilled: Int) -> _Charged:
+def _charged(doers: pl.DataFrame, spans: pl.DataFrame, refilled: Int, may_run: Bool) -> _Charged:
     """What the threads of these stretches did in them.
+
+    A call that waits for the device in a gap that `may_run` what was lost waits for just that.
 
     The queue was empty because the host had waited for the device: what it does next to refill the queue,
     unless that has a name of its own, is the price of the wait. A frame or a range that runs for long and
@@ -220,6 +229,8 @@ def _charged(doers: pl.DataFrame, spans: pl.DataFrame, refilled: Int) -> _Charge
     runs = intervals.painted([doers[c].to_numpy() for c in TIMES], layers, layer[first], len(CLAIMING))
     gap, thread = (doers[c].to_numpy()[runs.window] for c in ("gap", "thread"))
     start, end, account = runs.start, runs.end, runs.layer
+    waits_for_lost = (account == NAMED.index(SYNCHRONISED)) & may_run[gap]
+    account = np.where(waits_for_lost, NAMED.index(UNRECORDED), account)
     at = refilled[gap]
     cut = np.flatnonzero(_nameless(account, end - start) & (start < at) & (at < end))
     # The first part of what is cut stays in its place.
@@ -386,7 +397,8 @@ class _Ended(NamedTuple):
     launch_start: Int
     launch_end: Int
     thread: Int
-    orphan: npt.NDArray[np.bool_]
+    orphan: Bool
+    before: Int  # the last launch of all work that began before
 
 
 def _ended_by(rank: Int, end: Int, ranks: pl.LazyFrame, work: pl.DataFrame | None) -> _Ended:
@@ -397,7 +409,9 @@ def _ended_by(rank: Int, end: Int, ranks: pl.LazyFrame, work: pl.DataFrame | Non
     recorded, or that no thread is known.
     """
     facts = ranks.select("rank", "main_thread", host_only=HOST_ONLY).collect()
-    main_thread, begins, launch_start, launch_end, thread = (np.full(len(rank), NEVER) for _ in range(5))
+    main_thread, begins, launch_start, launch_end, thread, before = (
+        np.full(len(rank), NEVER) for _ in range(6)
+    )
     host_only = np.zeros(len(rank), np.bool_)
     if facts.height:
         known, first = np.unique(facts["rank"].to_numpy(), return_index=True)
@@ -412,9 +426,14 @@ def _ended_by(rank: Int, end: Int, ranks: pl.LazyFrame, work: pl.DataFrame | Non
         starts, ends = intervals.one_axis((of, times[0]), (rank, end))
         place, there = _found(np.searchsorted(starts, ends), of, rank)
         begins, launch_start, launch_end, thread = (np.where(there, c[place], NEVER) for c in times)
+        # Of all that began earlier on the rank: streams need not run in the order of their launches.
+        known = times[1] > NEVER
+        lowest = int(times[1][known].min()) if known.any() else 0
+        latest = intervals.running_most(np.where(known, times[1], lowest), of)
+        before = np.where(there & (place > 0) & (of[place - 1] == rank), latest[place - 1], NEVER)
     thread = np.where(thread == NEVER, main_thread, thread)
     orphan = ((thread == NEVER) | ((begins > NEVER) & (launch_start == NEVER))) & ~host_only
-    return _Ended(begins, launch_start, launch_end, np.where(thread == NEVER, -1, thread), orphan)
+    return _Ended(begins, launch_start, launch_end, np.where(thread == NEVER, -1, thread), orphan, before)
 
 
 def _found(place: Int, groups: Int, group: Int) -> tuple[Int, npt.NDArray[np.bool_]]:
@@ -454,26 +473,6 @@ def _work(kernels: Frame, copies: Frame) -> Frame:
     holding = pl.col("end") > pl.col("start")
     work = [table.filter(holding).select(columns) for table in (kernels, copies) if table is not None]
     return pl.concat(work) if work else None
-
-
-def _dispatching(operators: pl.DataFrame, names: list[str], launches: Frame) -> pl.DataFrame:
-    """The operators, without the time in which a node of autograd runs none and no call, for `LONG` or more.
-
-    A node takes microseconds around what it runs. What takes longer is a hook, or a wait.
-    """
-    nodes = [name for name in names if name.startswith(NODE)]
-    is_node, long = pl.col("name").is_in(nodes), pl.col("end") - pl.col("start") >= LONG
-    if not nodes or operators.filter(is_node & long).is_empty():
-        return operators
-    around, rest = operators.filter(is_node), operators.filter(~is_node)
-    lane = ["rank", "thread"]
-    inner = [rest.lazy(), *([] if launches is None else [launches])]
-    within = pl.concat([rows.select(*lane, "start", "end") for rows in inner])
-    pieces = intervals.paint(intervals.union(around.lazy(), lane), {"inner": within}, lane).collect()
-    short = pieces.filter(
-        pl.col("account").is_not_null() | (pl.col("end") - pl.col("start") < LONG)
-    ).with_columns(name=pl.lit(None, dtype=NAME))
-    return pl.concat([rest, short.select(rest.columns)])
 
 
 def _first_calls(steps: pl.LazyFrame, calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
@@ -552,9 +551,10 @@ def _host_claims(
             claim(LAUNCH_BOUND, times)
         elif row == "operator":
             served = np.isin(times[0], hosts)
-            nodes = np.array([name.startswith(NODE) for name in names], np.bool_)[named]
-            if (nodes & (length >= LONG) & ~served).any():
-                claim_rows(LAUNCH_BOUND, _dispatching(here.filter(~served), names, launches))
+            if ((length >= LONG) & ~served).any():
+                launching, computing = dispatching(here.filter(~served), launches, LONG)
+                claim_rows(LAUNCH_BOUND, launching)
+                claim_rows(OTHER_HOST, computing)
             else:
                 claim(LAUNCH_BOUND, [column[~served] for column in times])
             if served.any():

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from lostflops.accounts import ACCOUNTS
-from lostflops.causes.purposes import BY_DESCRIPTION, EXPERTS, GRADIENTS, SHARDS, STAGES, TENSOR
+from lostflops.causes.purposes import BY_DESCRIPTION, CONTEXT, EXPERTS, GRADIENTS, SHARDS, STAGES, TENSOR
 from lostflops.errors import LostflopsError
 from lostflops.recipe import Recipe
 from lostflops.recipes import named, recipes
@@ -24,6 +24,7 @@ from .timeline import RunTimeline
 
 MOST_WINDOWS = 3  # of one finding's evidence
 GROUPED_BY = {
+    CONTEXT: "context group",
     TENSOR: "tensor group",
     STAGES: "pipeline",
     GRADIENTS: "data-parallel group",

@@ -84,5 +84,11 @@ CHECKPOINT_LOGGING = Account(
             "ranges that name their work: Megatron, training scripts",
             "save-checkpoint",
         ),
+        CausePattern(
+            ("range",),
+            ("[Callback]ModelCheckpoint",),
+            "Lightning's profiler, around the callback that saves",
+            "[pl][profile][Callback]ModelCheckpoint{'monitor': None, 'mode': 'min'}.on_train_batch_end",
+        ),
     ),
 )

@@ -8,8 +8,9 @@ OTHER_HOST_WORK = Account(
     noun="other CPU work",
     said_by_group=WHILE,
     meaning=LATE + "runs other code that the trace names.",
-    found="Ranges and frames on that thread that nothing above claims. On a CPU-only trace also the "
-    "autograd engine's own time around operators, in which hooks run.",
+    found="Ranges and frames on that thread that nothing above claims, and operators that run no other and "
+    "no call for a millisecond: they compute on the CPU. On a CPU-only trace also the autograd engine's own "
+    "time around operators, in which hooks run.",
     remedy="`lostflops recipe idle-causes PATH --format csv` names the code, gap by gap.",
     order=130,
     verdict="Host-bound",
@@ -27,13 +28,14 @@ OTHER_HOST_WORK = Account(
 UNRECORDED = Account(
     "idle.unrecorded",
     label="not recorded",
-    noun="idle time that was not recorded",
+    noun="idle time or work that was not recorded",
     meaning="No recorded work runs on the GPU, and the recording does not hold the reason: the launch of "
-    "the next work, or what kept launched work waiting for a millisecond or longer.",
+    "the next work, what kept launched work waiting for a millisecond or longer, or a kernel that was "
+    "launched before it.",
     found="A gap that ends with work whose launch is not in the trace, every gap without a CPU thread, "
-    "and from 1 ms on the part of a gap after the next work's launch had returned. The GPU may be "
-    "busy then: with work launched before the recording began, with another process, or with graph "
-    "nodes that are not listed.",
+    "and from 1 ms on the part of a gap after the next work's launch had returned; any of it where a "
+    "kernel of a launch before was lost. The GPU may be busy then: with that kernel, with work launched "
+    "before the recording began, with another process, or with graph nodes that are not listed.",
     remedy="Let the profiler warm up for some steps (`schedule(warmup=…)`), synchronise before the first "
     "one, and record the CPU's API calls (`ProfilerActivity.CPU`, `nsys profile -t cuda "
     "--cuda-graph-trace=node`). `nvidia-smi` shows whether another process uses the GPU.",

@@ -8,7 +8,7 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.causes.given import exposed_for, exposed_operations
 from lostflops.causes.names import made_of
 from lostflops.causes.page_findings import PageFindings, joining
-from lostflops.causes.purposes import EXPERTS, STAGES, TENSOR, main_purpose
+from lostflops.causes.purposes import CONTEXT, EXPERTS, STAGES, TENSOR, main_purpose
 from lostflops.causes.stages import BUBBLE
 from lostflops.finding import Finding, milliseconds
 
@@ -17,7 +17,7 @@ NOT_HERE = "ranks that were not recorded may be late. Record all before making c
 SMALL = "collectives-small"
 NETWORK = (SMALL, "communication-slower-than-measured")
 # The next operation needs what each of them brings, so no two can be sent as one.
-NEVER_JOINED = (TENSOR, EXPERTS, STAGES)
+NEVER_JOINED = (TENSOR, CONTEXT, EXPERTS, STAGES)
 WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
 
 

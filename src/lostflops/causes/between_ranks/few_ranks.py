@@ -14,7 +14,7 @@ from statistics import median
 import polars as pl
 
 from lostflops.causes.given import COMMUNICATION, Given
-from lostflops.causes.lateness import Late, late_by_own
+from lostflops.causes.lateness import AS_A_RULE, Late, late_by_own
 from lostflops.causes.purposes import STAGES, main_purpose
 from lostflops.finding import milliseconds
 
@@ -45,6 +45,33 @@ def late_among_few(given: Given) -> Late | None:
         explains=sum(ns - bare[rank] for ns in others) // len(bare),
         seen=said + milliseconds(round(median(others))),
     )
+
+
+def waited_in_turn(given: Given) -> int:
+    """What ranks here wait for each other where members of most collectives are missing, in whatever turn, of
+    a mean step and rank, ns.
+
+    In each step a rank waits for the one with most of its own by as much as that has more, and only for as
+    long as it communicates longer in the open than that one. If that is one rank as a rule, it may only hide
+    more of the transfer.
+    """
+    if main_purpose(given.purposes) == STAGES or len(given.steps) < 2 or not _members_lack(given):
+        return 0
+    is_bare = pl.col("account").is_in(COMMUNICATION)
+    each = given.ledger.group_by("rank", "step").agg(
+        bare=pl.col("ns").filter(is_bare).sum(), own=pl.col("ns").filter(~is_bare).sum()
+    )
+    last = pl.col("own") == pl.col("own").max()
+    beside = each.filter(pl.len().over("step") > 1).with_columns(
+        more=pl.col("own").max().over("step") - pl.col("own"),
+        longer=pl.col("bare") - pl.col("bare").filter(last).min().over("step"),
+    )
+    told = beside.with_columns(
+        waits=pl.min_horizontal("more", "longer").clip(0), last=pl.col("rank").filter(last).min().over("step")
+    )
+    by_last = told.group_by("last").agg(pl.col("waits").sum())["waits"]
+    whole = int(by_last.sum())
+    return whole // max(1, given.num_steps) if by_last.max() < AS_A_RULE * whole else 0  # pyright: ignore[reportOperatorIssue]
 
 
 def _members_lack(given: Given) -> bool:

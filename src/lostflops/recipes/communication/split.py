@@ -60,6 +60,6 @@ def doubts(assumed: int, uncertain: int, time: int) -> Iterator[str]:
         yield ALL_HERE
     if uncertain > WORTH_DOUBTING * time:
         yield (
-            f"The ranks' clocks are not aligned well enough: {percent(uncertain, time)} of the time could be "
-            "waiting or transfer."
+            f"The ranks' clocks are not aligned well enough: {percent(uncertain, time)} of the time in "
+            "collectives could be waiting or transfer."
         )

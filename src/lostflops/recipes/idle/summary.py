@@ -211,8 +211,8 @@ def idle_costs_step_time(table: pl.DataFrame, account: Account, loss: Loss) -> I
 
 def _wider(row: Mapping[str, Any]) -> Iterator[str]:
     """Why a bound is more than the idle time."""
-    if row["host_per_step"] > row["per_step"]:
-        spent = milliseconds(row["host_per_step"])
+    spent = milliseconds(row["host_per_step"])
+    if row["host_per_step"] > row["per_step"] and spent != milliseconds(row["per_step"]):
         yield f"upper limit: the CPU spends {spent} per step on this, part of it hidden today"
     if row["at_most"] > row["host_per_step"]:
         yield OTHERS_GAIN_TOO

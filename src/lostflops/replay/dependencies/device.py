@@ -85,7 +85,7 @@ def device_rows(rank: RankOperations) -> DeviceRows:
 
 def usual_lags(rows: DeviceRows) -> UsualLags:
     """Medians: from a call to its row where the stream was idle at the call, and from one row to the next
-    where that was launched well before.
+    where that was launched well before and nothing else ended in between, which it may have waited for.
 
     Communication waits for other streams after its launch, so its delays are none of these.
     """
@@ -98,6 +98,8 @@ def usual_lags(rows: DeviceRows) -> UsualLags:
     )
     wait = rows.start - np.where(has, rows.launched, rows.start)
     idle &= wait <= LONGEST_LAUNCH
+    ended = np.sort(rows.end)
+    follows &= np.searchsorted(ended, rows.start, "right") == np.searchsorted(ended, previous, "right")
     kernels, copies = wait[idle & ~rows.copy], wait[idle & rows.copy]
     gaps = (rows.start - previous)[follows]
     launch = int(np.median(kernels)) if len(kernels) >= FEWEST else LAUNCH_TAKES

@@ -44,6 +44,8 @@ LEDGER = pl.Schema(
 UNCLASSIFIED_PER_MILLE = 10
 # What lies outside of the time that counts is told from this share of a recording on.
 OUTSIDE_PER_MILLE = 10
+# A loss of this share is no reason to call a job well though none of its causes is large.
+LARGE_PER_MILLE = 100
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,13 @@ class Page:
         """What it means that there is no finding."""
         if self.run.lost:
             return "the GPU's work was not recorded."
+        losses = [] if self.budget is None else [g for g in self.budget.groups if g.account != "compute"]
+        most = max(losses, key=lambda loss: loss.ns, default=None)
+        if most is not None and self.budget and 1000 * most.ns >= LARGE_PER_MILLE * self.budget.ns:
+            label = "idle time" if most.account == "idle" else most.label
+            return (
+                f"{label} is {most.share} of the {self.run.span}, but none of its causes is large by itself."
+            )
         return "nothing here is worth a change."
 
     def nameless(self, text: str) -> str:

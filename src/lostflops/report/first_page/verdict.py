@@ -65,7 +65,7 @@ def verdict(
             return f"{own.job}: {_share(first, budget)} of the {length} is {own.time}."
     if large:
         name, named = _sized(large[0], budget, first)
-        return f"{name}: {_loss(large[0], on_host, length)}{'' if named else cause}."
+        return f"{name}: {_loss(large[0], on_host, length, budget)}{'' if named else cause}."
     bound = 1000 * compute >= COMPUTE_BOUND_PER_MILLE * budget.ns
     who = "operators run" if on_host else "kernels run"
     said = f"{'Compute-bound' if bound else 'Mostly compute'}: {who} for {percent(compute, budget.ns)} of "
@@ -102,7 +102,7 @@ def _bound_by(first: Finding, budget: Budget, on_host: bool, length: str) -> str
     name = _called(first.accounts[0])
     if loss is None:
         return f"{name}: {_share(first, budget)} of the {length} is {_noun(first)}."
-    return f"{name or _loss_name(loss, budget)}: {_loss(loss, on_host, length)}."
+    return f"{name or _loss_name(loss, budget)}: {_loss(loss, on_host, length, budget)}."
 
 
 def _called(account: str) -> str:
@@ -179,9 +179,11 @@ def _main(worst: Line, budget: Budget) -> str:
     return main.account if 2 * main.ns >= worst.ns else ""
 
 
-def _loss(worst: Line, on_host: bool, length: str) -> str:
+def _loss(worst: Line, on_host: bool, length: str, budget: Budget) -> str:
     if worst.account == "idle":
-        nothing = "nothing computes" if on_host else "the GPU is idle"
+        # What was not recorded may be work.
+        is_or_seems = "seems" if _main(worst, budget) == "idle.unrecorded" else "is"
+        nothing = "nothing computes" if on_host else f"the GPU {is_or_seems} idle"
         return f"{nothing} for {worst.share} of the {length}"
     what = "copies that nothing hides" if worst.account == "copy" else worst.label
     return f"{worst.share} of the {length} is {what}"

@@ -8,21 +8,17 @@ from dataclasses import replace
 import polars as pl
 
 from lostflops.finding import Finding, percent
-from lostflops.naming.host_causes import captures
+from lostflops.recipes.lost_kernels import WORTH_TELLING, launching
 from lostflops.session.batches import groups, of_ranks
 from lostflops.store.trace import Trace
 
+UNRECORDED = "idle.unrecorded"
+AGAIN = "Record fewer steps, or less at a time (no stacks, no shapes): the profiler lost kernels."
 MAY_BE_WORK = "The GPU may have worked meanwhile: kernels of some launches were not recorded."
-LAUNCHES = r"Launch(?:Kernel|Cooperative)"
-WORTH_TELLING = 0.02  # of the calls that launch a kernel
 
 
 def lost_work(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
-    """That calls in steps launch kernels which were not recorded, as where a profiler's buffers overflow.
-
-    What was called after the last call that has a kernel was still queued when the recording ended. What is
-    captured into a graph does not run.
-    """
+    """That calls in steps launch kernels which were not recorded."""
     if steps.is_empty():
         return
     begun = steps.select("rank", _from=pl.coalesce("host_start", "start")).group_by("rank").min()
@@ -40,34 +36,15 @@ def lost_work(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
 def _lost(trace: Trace, begun: pl.DataFrame) -> tuple[int, int]:
     """How many calls in steps launch a kernel that was not recorded, and of how many; `begun`: when the first
     step of each rank began, `_from`."""
-    calls, kernels = trace.table("launches"), trace.table("kernels")
-    if calls is None or kernels is None:
-        return 0, 0
-    named = calls.with_columns(pl.col("name").cast(pl.String))
-    launching = (
-        named.filter(pl.col("name").str.contains(LAUNCHES), pl.col("correlation").is_not_null())
-        .select("rank", "thread", "correlation", "start")
-        .collect()
-    )
-    ran = kernels.select("rank", "correlation", _ran=pl.lit(True)).drop_nulls().unique().collect()
-    if launching.is_empty() or ran.is_empty():
-        return 0, 0
-    names = named.select(pl.col("name").unique()).collect()["name"].drop_nulls().to_list()
-    captured = captures(named.select("rank", "thread", "start", "end", "name"), names).collect()
-    rows = launching.join(ran, on=["rank", "correlation"], how="left").sort("start")
-    last = rows.filter("_ran").group_by("rank").agg(_last=pl.col("start").max())
-    rows = rows.join(begun, on="rank").join(last, on="rank")
-    rows = rows.filter(pl.col("start") >= pl.col("_from"), pl.col("start") <= pl.col("_last"))
-    if captured.height:
-        inside = captured.select("rank", "thread", _begin="start", _end="end").sort("_begin")
-        rows = rows.join_asof(
-            inside, left_on="start", right_on="_begin", by=["rank", "thread"], check_sortedness=False
-        ).filter((pl.col("start") >= pl.col("_end")).fill_null(True))
-    return rows["_ran"].null_count(), rows.height
+    rows = launching(trace.table("launches"), trace.table("kernels")).join(begun, on="rank")
+    rows = rows.filter(pl.col("start") >= pl.col("_from"))
+    return rows.height - int(rows["ran"].sum()), rows.height
 
 
 def doubted(finding: Finding) -> Finding:
     """A finding about idle time, doubted where GPU work was lost."""
     if not any(account.startswith("idle.") for account in finding.accounts[:1]):
         return finding
+    if finding.accounts[0] == UNRECORDED:  # which is what the claim says
+        return replace(finding, next=AGAIN)
     return replace(finding, doubt=" ".join(filter(None, (MAY_BE_WORK, finding.doubt))))

@@ -42,8 +42,9 @@ def of_two_kinds(trace: Trace, run: Run, steps: pl.DataFrame, counted: pl.DataFr
     kernels = trace.table("kernels")
     many = num_kernels(mine.lazy(), kernels, counted.lazy()).group_by("step").agg(pl.col("kernels").mean())
     work = {step: n or 0.0 for step, n in many.collect().iter_rows()}
-    least, most = sorted(_mean([work.get(n, 0.0) for n in kind["step"]]) for kind in (short, long))
-    differ = kernels is not None and most >= OTHER_WORK * least and most >= least + 1
+    less, more = (_mean([work.get(n, 0.0) for n in kind["step"]]) for kind in (short, long))
+    # Where the longer ones do less, as where one rank does more in the step before, that is not why.
+    differ = kernels is not None and more >= OTHER_WORK * less and more >= less + 1
     few, others = (short, long) if short.height < long.height else (long, short)
     if not differ and not _returns(few["step"].sort().to_list(), each["step"].to_list()):
         return

@@ -1,0 +1,69 @@
+"""Calls whose kernel was not recorded, as where a profiler's buffers overflow."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from lostflops import intervals
+from lostflops.intervals import Int
+from lostflops.naming.host_causes import captures
+
+LAUNCHES = r"Launch(?:Kernel|Cooperative)"
+WORTH_TELLING = 0.02  # of the calls that launch a kernel
+
+
+def launching(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl.DataFrame:
+    """The calls that launch a kernel, in time order: rank, start, and whether it was recorded (`ran`).
+
+    What was called after the last call that has a kernel was still queued when the recording ended. What is
+    captured into a graph does not run.
+    """
+    nothing = pl.DataFrame(schema={"rank": pl.Int32, "start": pl.Int64, "ran": pl.Boolean})
+    if launches is None or kernels is None:
+        return nothing
+    named = launches.select("rank", "thread", "correlation", "start", "end", pl.col("name").cast(pl.String))
+    calls = (
+        named.filter(pl.col("name").str.contains(LAUNCHES), pl.col("correlation").is_not_null())
+        .select("rank", "thread", "correlation", "start")
+        .collect()
+    )
+    ran = kernels.select("rank", "correlation", ran=pl.lit(True)).drop_nulls().unique().collect()
+    if calls.is_empty() or ran.is_empty():
+        return nothing
+    rows = calls.join(ran, on=["rank", "correlation"], how="left")
+    rows = rows.with_columns(pl.col("ran").fill_null(False))
+    last = rows.filter("ran").group_by("rank").agg(_last=pl.col("start").max())
+    rows = rows.sort("start").join(last, on="rank", maintain_order="left")
+    rows = rows.filter(pl.col("start") <= pl.col("_last"))
+    if not rows["ran"].all():
+        names = named.select(pl.col("name").unique()).collect()["name"].drop_nulls().to_list()
+        captured = captures(named, names).collect()
+        if captured.height:
+            inside = captured.select("rank", "thread", _begin="start", _end="end").sort("_begin")
+            rows = rows.join_asof(
+                inside, left_on="start", right_on="_begin", by=["rank", "thread"], check_sortedness=False
+            ).filter((pl.col("start") >= pl.col("_end")).fill_null(True))
+    return rows.select("rank", "start", "ran")
+
+
+def lost(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl.DataFrame:
+    """The calls without a kernel, rank and start, of ranks on which that is more than a rare one."""
+    share = (~pl.col("ran")).mean().over("rank")
+    return launching(launches, kernels).filter(~pl.col("ran"), share >= WORTH_TELLING).select("rank", "start")
+
+
+def lost_between(rank: Int, after: Int, until: Int, calls: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """Whether one of the `calls` without a kernel lies between two launches of a rank, each pair by itself.
+
+    Where a launch is not known its instant is the lowest integer, and nothing lies between.
+    """
+    found = np.zeros(len(rank), np.bool_)
+    if calls.is_empty() or not len(rank):
+        return found
+    of, at = (calls.sort("rank", "start")[c].to_numpy() for c in ("rank", "start"))
+    some = np.flatnonzero((after > np.iinfo(np.int64).min) & (until > after))
+    axis, begin, end = intervals.one_axis((of, at), (rank[some], after[some]), (rank[some], until[some]))
+    found[some] = np.searchsorted(axis, end, "left") > np.searchsorted(axis, begin, "right")
+    return found
