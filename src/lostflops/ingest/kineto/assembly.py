@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from lostflops.errors import NothingRecorded, Truncated
+from lostflops.errors import NotATrace, NothingRecorded, Truncated
 from lostflops.ingest import processes
 from lostflops.ingest.annotations import by_domain
 from lostflops.ingest.attribution import OperatorTree, attribute, main_thread
@@ -228,7 +228,19 @@ class Assembly:
         self.notes.add("rows more than ten days from the others", lost, "left out as corrupted", "warning")
 
     def _require_work(self, gpu: bool, *host: pl.DataFrame | None) -> None:
-        """Raise NothingRecorded or Truncated where nothing, or only half of the picture, could be shown."""
+        """Raise where nothing, or only half of the picture, could be shown.
+
+        NotATrace, NothingRecorded or Truncated.
+        """
+        if not gpu and not self.reader.categories and not self.header.is_profilers:
+            many = self.stream.num_events
+            raise NotATrace(
+                self.path,
+                f"{'none of its ' + format(many, ',') + ' events is' if many > 1 else 'its only event is not'} "
+                "the PyTorch profiler's: another program wrote it.",
+                "record PyTorch with `lostflops record -- COMMAND`; JAX, TensorFlow and others with `nsys "
+                "profile COMMAND`, and export the report with `nsys export --type sqlite`.",
+            )
         if not gpu and all(table is None for table in host):
             raise NothingRecorded(self.path, "no event is work, or has a usable time")
         cut = not self.stream.events_whole

@@ -32,6 +32,7 @@ from lostflops.ingest.kineto.events import (
     OPERATOR_ROWS,
     RANGE_ROWS,
     WINDOW_ROWS,
+    WRITTEN_BY_KINETO,
     Args,
     Event,
 )
@@ -283,6 +284,7 @@ class EventColumns:
         self.elsewhere = Columns()  # rows of categories that are not known
         self.flows = 0
         self.ranks_named: set[int] = set()
+        self.categories: set[str] = set()  # those of the profiler's that rows have
         self._names_seen = 0
         self._prefixed: list[int] = []
         self._frames_named = FrameCodes(self.names)
@@ -325,6 +327,7 @@ class EventColumns:
         self.parameters += other.parameters
         self.window += other.window
         self.ranks_named |= other.ranks_named
+        self.categories |= other.categories
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -344,6 +347,8 @@ class EventColumns:
                 self._add(category, some)
 
     def _add(self, cat: Any, rows: list[Event]) -> None:
+        if cat in WRITTEN_BY_KINETO:
+            self.categories.add(cat)
         if cat in KERNEL_ROWS:
             self._add_kernels(rows)
         elif cat in COPY_ROWS:
