@@ -13,7 +13,7 @@ from lostflops.ingest.annotations import by_domain
 from lostflops.ingest.attribution import OperatorTree, attribute, main_thread
 from lostflops.ingest.host_compute import host_kernels
 from lostflops.ingest.kineto.collectives import Communication, Found, communication, described, groups_named
-from lostflops.ingest.kineto.columns import KINDS, Columns, EventColumns, product
+from lostflops.ingest.kineto.columns import KINDS, Columns, EventColumns, product, text_of
 from lostflops.ingest.kineto.devices import place
 from lostflops.ingest.kineto.events import Decoder, Event
 from lostflops.ingest.kineto.header import Header
@@ -69,6 +69,7 @@ class Assembly:
 
     def parts(self) -> list[Part]:
         reader = self.reader
+        self._require_one_process()
         self._drop_far_away()
         kernels = self._timed(reader.kernels)
         copies = self._timed(reader.copies)
@@ -226,6 +227,17 @@ class Assembly:
             kind.frames = kept
         reader.window = [w for w in reader.window if low <= w <= high]
         self.notes.add("rows more than ten days from the others", lost, "left out as corrupted", "warning")
+
+    def _require_one_process(self) -> None:
+        """Raise NotATrace where files of several processes were merged: their ids and devices collide."""
+        for pids in (self.reader.callers, self.reader.annotators):
+            many = len({text_of(pid) for pid in pids} - {""})
+            if many > 1:
+                raise NotATrace(
+                    self.path,
+                    f"it holds the rows of {many:,} processes: files of several ranks were merged into one.",
+                    "give the files that the profiler wrote, one per rank.",
+                )
 
     def _require_work(self, gpu: bool, *host: pl.DataFrame | None) -> None:
         """Raise where nothing, or only half of the picture, could be shown.

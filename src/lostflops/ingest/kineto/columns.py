@@ -285,6 +285,8 @@ class EventColumns:
         self.flows = 0
         self.ranks_named: set[int] = set()
         self.categories: set[str] = set()  # those of the profiler's that rows have
+        self.callers: set[Any] = set()  # the processes that called a runtime
+        self.annotators: set[Any] = set()  # those that made annotations
         self._names_seen = 0
         self._prefixed: list[int] = []
         self._frames_named = FrameCodes(self.names)
@@ -328,6 +330,8 @@ class EventColumns:
         self.window += other.window
         self.ranks_named |= other.ranks_named
         self.categories |= other.categories
+        self.callers |= other.callers
+        self.annotators |= other.annotators
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -354,12 +358,15 @@ class EventColumns:
         elif cat in COPY_ROWS:
             self._add_copies(rows, is_set="emset" in cat)
         elif cat in CALL_ROWS:
+            self.callers.update([e.pid for e in rows])
             self._add_calls(rows)
         elif cat in OPERATOR_ROWS:
             self._add_operators(rows)
         elif cat in FRAME_ROWS:
             self._add_frames(rows)
         elif cat in RANGE_ROWS:
+            if DOMAINS[cat] == "user":  # others are of no process, or of a device
+                self.annotators.update([e.pid for e in rows])
             self._add_spans(rows, DOMAINS[cat])
         elif cat in INSTANT_ROWS or cat is None:
             self._add_instants(rows)

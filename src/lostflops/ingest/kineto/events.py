@@ -121,13 +121,13 @@ _READ: Sequence[tuple[Iterable[str], Sequence[str], Sequence[str]]] = (
          *_OF_COLLECTIVES),
     ),
     (COPY_ROWS, _ON_DEVICE, ("device", "stream", "correlation", "bytes")),
-    (CALL_ROWS, _SPAN, ("correlation", "bytes", "size")),
+    (CALL_ROWS, (*_SPAN, "pid"), ("correlation", "bytes", "size")),
     (
         OPERATOR_ROWS,
         _SPAN,
         ("sequence", "forward_thread", "concrete", "types", "dims", "dims_2021", *_OF_COLLECTIVES),
     ),
-    (RANGE_ROWS, _SPAN, ("types", "dims")),
+    (RANGE_ROWS, (*_SPAN, "pid"), ("types", "dims")),
     (FRAME_ROWS, _SPAN, ()),
     (
         (*INSTANT_ROWS, ""),
