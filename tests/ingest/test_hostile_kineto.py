@@ -759,6 +759,24 @@ def test_the_content_names_the_rank_not_the_file(asked: Asked) -> None:
     assert "2" in note.text and "6" in note.text
 
 
+@pytest.mark.parametrize(
+    "group",
+    [
+        {"Process Group Ranks": "[6, 7, 8, 9]"},
+        {"Process Group Ranks": "[6, 7, ...]", "Global rank start": 6, "Global rank stride": 1},
+        {"Global rank start": 2, "Global rank stride": 3},
+    ],
+)
+def test_the_rank_that_an_operation_names_counts_within_its_group(
+    group: dict[str, Any], asked: Asked
+) -> None:
+    said = {"Collective name": "allreduce", "Rank": 2, "Group size": 4, **group}
+    events = [*one_step(), operator("record_param_comms", 1012, 2, more=said)]
+    session = asked(trace(events, before=head(None)), names=("rank8.json",))
+    assert rows(session, "ranks")["rank"].to_list() == [8]
+    assert "rank in the file's name" not in notes(session)
+
+
 def test_one_process_on_two_devices_is_shown_as_two_ranks(asked: Asked) -> None:
     other, little, unknown = (kernel(at, length, 2) for at, length in ((1040, 20), (1080, 0.5), (1082, 0.25)))
     other["args"]["device"], little["args"]["device"] = 5, 3

@@ -258,6 +258,26 @@ def _description(a: Args) -> tuple[Any, ...]:
     )
 
 
+def _rank_in_job(a: Args) -> int | None:
+    """The rank that an operation names: it counts within the operation's group."""
+    in_group, first, stride = number(a.rank), number(a.first_rank), number(a.rank_stride)
+    members = _members(text_of(a.group_ranks))
+    if in_group is not None and members is not None:
+        return number(members[in_group]) if in_group < len(members) else None
+    if in_group is None or first is None or stride is None:
+        return in_group
+    return first + in_group * stride
+
+
+@lru_cache(maxsize=1 << 10)
+def _members(listed: str) -> tuple[int, ...] | None:
+    """The ranks of a group, None unless all are listed: of large groups the profiler writes a part."""
+    try:
+        return msgspec.json.decode(listed, type=tuple[int, ...]) or None
+    except UNDECODABLE:
+        return None
+
+
 class EventColumns:
     """Collects the events of one file into columns. With `exact`, events carry times as decimals."""
 
@@ -433,7 +453,7 @@ class EventColumns:
         return meta
 
     def _described(self, a: Args) -> int:
-        if a.rank is not None and (rank := number(a.rank)) is not None:
+        if a.rank is not None and (rank := _rank_in_job(a)) is not None:
             self.ranks_named.add(rank)
         # A job says much the same of all its operations; but 1 and 1.0 are equal, and not the same text.
         texts = (a.collective, a.dtype, a.group_name, a.group_id, a.group_ranks, a.group_description)
