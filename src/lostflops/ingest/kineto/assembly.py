@@ -10,7 +10,7 @@ import polars as pl
 from lostflops.errors import NotATrace, NothingRecorded, Truncated
 from lostflops.ingest import processes
 from lostflops.ingest.annotations import by_domain
-from lostflops.ingest.attribution import OperatorTree, attribute, main_thread
+from lostflops.ingest.attribution import OperatorTree, apart, attribute, main_thread
 from lostflops.ingest.host_compute import host_kernels
 from lostflops.ingest.kineto.collectives import Communication, Found, communication, described, groups_named
 from lostflops.ingest.kineto.columns import KINDS, Columns, EventColumns, product, text_of
@@ -85,6 +85,8 @@ class Assembly:
             operators, tree = self._with_phases(operators, ranges)
         gpu = kernels is not None or copies is not None
         self._require_work(gpu, calls, operators, ranges, frames, allocations)
+        if calls is not None:
+            calls, (kernels, copies) = apart(calls, kernels, copies)
         if kernels is not None:
             kernels = attribute(self._kernel_facts(kernels), calls, tree)
             self.notes.launches(kernels)

@@ -102,7 +102,9 @@ FRAME_ROWS = frozenset({"python_function"})
 INSTANT_ROWS = frozenset({"cpu_instant_event"})
 WINDOW_ROWS = frozenset({"Trace"})
 # Categories that no other program gives its events.
-WRITTEN_BY_KINETO = KERNEL_ROWS | COPY_ROWS | CALL_ROWS | OPERATOR_ROWS | RANGE_ROWS | FRAME_ROWS | INSTANT_ROWS
+WRITTEN_BY_KINETO = (
+    KERNEL_ROWS | COPY_ROWS | CALL_ROWS | OPERATOR_ROWS | RANGE_ROWS | FRAME_ROWS | INSTANT_ROWS
+)
 DROPPED = frozenset(
     {"ac2g", "async", "async_gpu", "async_cpu_to_gpu", "fwdbwd", "gpu_user_annotation", "cuda_event"}
 )

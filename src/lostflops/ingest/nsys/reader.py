@@ -16,7 +16,7 @@ import polars as pl
 
 from lostflops import run_folder
 from lostflops.ingest import processes
-from lostflops.ingest.attribution import OperatorTree, attribute, main_thread
+from lostflops.ingest.attribution import OperatorTree, apart, attribute, main_thread
 from lostflops.ingest.formats import Reader, Reading
 from lostflops.ingest.kineto.phases import phases
 from lostflops.ingest.nsys import cuda, nccl
@@ -226,9 +226,11 @@ class _Process:
         self.communicators = nccl.communicators(calls)
         self.talks = calls.height > 0
 
+        self._note_shared_ids(launches)
+        launches, (kernels, copies) = apart(launches, kernels, copies)
         kernels = attribute(_with_facts(kernels), launches, tree)
         copies = attribute(copies, launches, tree).drop("phase")
-        self._note_launches(kernels, launches)
+        self._note_launches(kernels)
         around = nccl.Surroundings(calls, marks.ranges, operators)
         kernels, by_kernel = nccl.on_kernels(kernels, around)
         copies, by_copy = nccl.on_copies(copies, around)
@@ -370,7 +372,7 @@ class _Process:
         if count:
             self.quality.append(Quality(None, name, count, text, level, of))
 
-    def _note_launches(self, kernels: pl.DataFrame, launches: pl.DataFrame) -> None:
+    def _note_launches(self, kernels: pl.DataFrame) -> None:
         lost = kernels["launch_start"].null_count()
         self._note(
             "kernels without their launch",
@@ -388,11 +390,13 @@ class _Process:
                 f"by up to {furthest:,} ns: the clocks of host and GPU agree no better",
                 "warning",
             )
+
+    def _note_shared_ids(self, launches: pl.DataFrame) -> None:
         ids = launches["correlation"].drop_nulls()
         self._note(
             "launches that share a correlation id",
             ids.len() - ids.n_unique(),
-            "the first of each counts",
+            "GPU work counts as launched by the last of them that began before it",
             "warning",
         )
 
