@@ -247,11 +247,10 @@ class Assembly:
         NotATrace, NothingRecorded or Truncated.
         """
         if not gpu and not self.reader.categories and not self.header.is_profilers:
-            many = self.stream.num_events
             raise NotATrace(
                 self.path,
-                f"{'none of its ' + format(many, ',') + ' events is' if many > 1 else 'its only event is not'} "
-                "the PyTorch profiler's: another program wrote it.",
+                f"none of its {self.stream.num_events:,} events is the PyTorch profiler's: another program "
+                "wrote it.",
                 "record PyTorch with `lostflops record -- COMMAND`; JAX, TensorFlow and others with `nsys "
                 "profile COMMAND`, and export the report with `nsys export --type sqlite`.",
             )

@@ -114,8 +114,8 @@ _ON_DEVICE = ("name", "pid", "tid", "ts", "dur")
 # What a collective's kernel or operator says of it, with the name that tells that it does.
 _OF_COLLECTIVES = (
     "collective", "in_elements", "out_elements", "dtype", "group_size", "group_name", "group_id",
-    "group_ranks", "group_description", "rank", "first_rank", "rank_stride", "source_rank", "destination_rank",
-    "sequence_in_group",
+    "group_ranks", "group_description", "rank", "first_rank", "rank_stride", "source_rank",
+    "destination_rank", "sequence_in_group",
 )  # fmt: skip
 # What is read of an event of each kind: its own fields and those of its arguments.
 _READ: Sequence[tuple[Iterable[str], Sequence[str], Sequence[str]]] = (
