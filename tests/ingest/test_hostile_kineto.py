@@ -122,6 +122,11 @@ REFUSED: dict[str, tuple[bytes, type[LostflopsError], str]] = {
     "metadata only": (trace([META, META]), NothingRecorded, "no event is work"),
     "empty events": (trace([{}, {}]), NothingRecorded, "no event is work"),
     "no usable time": (trace([kernel("x", 3, 1), kernel(None, 4, 2)]), NothingRecorded, "no event is work"),
+    "no GPU row with a duration": (
+        trace([*one_step()[:3], *(kernel(1030 + at, 0, 1) for at in range(20))]),
+        NotATrace,
+        "none of its 20 rows of GPU work has a duration",
+    ),
     "UTF-32": (GOOD.decode().encode("utf-32"), NotATrace, "its text is UTF-32"),
     "two objects": (GOOD + GOOD, NotATrace, "something else follows where it ends"),
     "an object and a line": (GOOD + b"\nkilled", NotATrace, "something else follows where it ends"),

@@ -37,6 +37,9 @@ ANNOTATION = (
 # A device that a process merely touches is no rank of its own.
 SECOND_DEVICE_SHARE = 0.05
 
+# So few rows of a device may all be shorter than the profiler's clock tells.
+FEW_ROWS = 10
+
 # No GPU runs larger blocks.
 MOST_THREADS = 1024
 
@@ -87,6 +90,7 @@ class Assembly:
         self._require_work(gpu, calls, operators, ranges, frames, allocations)
         if calls is not None:
             calls, (kernels, copies) = apart(calls, kernels, copies)
+        self._require_durations(kernels, copies)
         if kernels is not None:
             kernels = attribute(self._kernel_facts(kernels), calls, tree)
             self.notes.launches(kernels)
@@ -240,6 +244,17 @@ class Assembly:
                     f"it holds the rows of {many:,} processes: files of several ranks were merged into one.",
                     "give the files that the profiler wrote, one per rank.",
                 )
+
+    def _require_durations(self, *work: pl.DataFrame | None) -> None:
+        """Raise NotATrace where the device's durations are gone: what it did would pass for idle."""
+        rows = [table for table in work if table is not None]
+        many = sum(table.height for table in rows)
+        if many > FEW_ROWS and not any((table["end"] > table["start"]).any() for table in rows):
+            raise NotATrace(
+                self.path,
+                f"none of its {many:,} rows of GPU work has a duration.",
+                "record again, or give the file as the profiler wrote it: what the GPU did is lost in this one.",
+            )
 
     def _require_work(self, gpu: bool, *host: pl.DataFrame | None) -> None:
         """Raise where nothing, or only half of the picture, could be shown.

@@ -21,7 +21,7 @@ host's marks stay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -183,6 +183,7 @@ def moved(steps: pl.DataFrame, done: DeviceWork) -> pl.DataFrame:
     nobody = np.zeros(len(host), dtype=bool)
     if not done.is_attributed or not len(host):
         return steps.with_columns(behind=pl.Series(nobody))
+    done = _after_pauses(done, host, until)
     before = _ends(done, host)
     begin = np.maximum(host, before.deciding)
     behind = nobody
@@ -211,6 +212,21 @@ def moved(steps: pl.DataFrame, done: DeviceWork) -> pl.DataFrame:
         end=pl.Series(end, dtype=pl.Int64),
         behind=pl.Series(behind),
     )
+
+
+def _after_pauses(done: DeviceWork, host: Int, until: Int) -> DeviceWork:
+    """The work with none taken to be launched before a pause of the recording that it ran after.
+
+    Several recordings may lie in one file: what begins without a launch later than a step's length after the
+    last step before the pause was launched when it began, as far as that recording tells.
+    """
+    launch = done.launch.copy()
+    length = int(np.median(until - host))
+    for last in until[:-1][until[:-1] != host[1:]]:
+        launch = np.where(
+            ~done.is_launched & (launch < last) & (done.start > last + length), done.start, launch
+        )
+    return replace(done, launch=launch)
 
 
 def _launched_end(done: DeviceWork, host: int) -> int:
