@@ -174,6 +174,8 @@ def _homes(export: Export) -> list[_Home]:
         )
         devices = tuple(busy.sort("device")["device"].to_list())
         homes.append(_Home(owner, devices, ranked["device"][0], ranked.height - len(devices), orphans))
+    if owners == [NO_PROCESS]:  # whoever talks is among those whose work this is
+        return homes
     return homes + [_Home(owner, (None,), None, 0, False) for owner in _talkers(export, owners)]
 
 
