@@ -14,7 +14,8 @@ A recording does not hold all that a device does: what was launched before it be
 run, and nodes of graphs that are not listed leave no rows. Work that was launched and still does not begin
 for `LONG` while nothing else runs had to wait for something of the kind, so that time does not count as
 known to be idle for a cause: it is `unrecorded`, as is a gap whose end has no recorded launch, and every gap
-where no host thread was recorded.
+where no host thread was recorded. Managed memory moves without a launch, when a page is missing: that ends no
+gap.
 
 On a CPU-only rank host operators stand in for kernels and nothing is launched. The operators that cover a gap
 there are calls of communication, in which the thread waits, and the framework's own frame around others.
@@ -31,7 +32,7 @@ import polars as pl
 
 from lostflops import accounts, intervals
 from lostflops.intervals import Int
-from lostflops.naming.classification import operator_facts
+from lostflops.naming.classification import moves_by_itself, operator_facts
 from lostflops.naming.host_causes import CAPTURE as CAPTURE_CALL
 from lostflops.naming.host_causes import Row, captures, cause_of, causes_of
 from lostflops.recipes.backward_threads import NODE, by_name, engines, lanes, with_doers
@@ -449,9 +450,12 @@ def _refilled(rank: Int, began: Int, launches: Frame, work: pl.DataFrame | None)
 
 
 def _work(kernels: Frame, copies: Frame) -> Frame:
-    """What ran on the devices for any time, and who launched it."""
+    """What ran on the devices for any time, and who launched it; pages of memory that move by themselves
+    nobody did."""
     columns = ("rank", "start", "launch_start", "launch_end", "thread")
     holding = pl.col("end") > pl.col("start")
+    if copies is not None:
+        copies = copies.filter(~moves_by_itself())
     work = [table.filter(holding).select(columns) for table in (kernels, copies) if table is not None]
     return pl.concat(work) if work else None
 

@@ -27,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from lostflops.naming.classification import moves_by_itself
+
 Int = npt.NDArray[np.int64]
 
 EARLIEST, LATEST = -(2**62), 2**62
@@ -68,6 +70,8 @@ class DeviceWork:
 
 def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> DeviceWork:
     """The device's rows of one rank. Columns that a table lacks are taken to say nothing."""
+    if copies is not None and {"direction", "launch_start"} <= set(copies.columns):
+        copies = copies.filter(~moves_by_itself())  # no step's, and not for lack of a launch
     rows = pl.concat(
         [
             *([_rows(kernels, is_kernel=True)] if kernels is not None else []),
