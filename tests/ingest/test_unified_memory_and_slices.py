@@ -1,4 +1,5 @@
-"""Exports of machines that share a GPU: managed memory that moves by itself, slices (MIG), other processes."""
+"""Exports in which more happens than ranks do: managed memory that moves by itself, slices of a GPU (MIG), other
+processes, ranges that only count."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def asked(path: Path, *several: Tables) -> Session:
     return Session(job.open(sqlite(path / "report.sqlite", tables)))
 
 
-def two_steps(pid: int = 7) -> Tables:
+def two_steps(pid: int = 7, mark: str = "step {}") -> Tables:
     """Two steps of 10 ms; in each the host launches a kernel of 4 ms at once, and a second one 8 ms later."""
     at = [(1 + n) * 10 * MS for n in range(2)]
     calls = [(t + d * MS, t + d * MS + 5000) for t in at for d in (0, 8)]
@@ -42,7 +43,7 @@ def two_steps(pid: int = 7) -> Tables:
     return {
         KERNEL: [kernel(*span, correlationId=n, globalPid=process(pid)) for n, span in enumerate(ran, 1)],
         RUNTIME: [call(*span, correlationId=n, globalTid=tid) for n, span in enumerate(calls, 1)],
-        "NVTX_EVENTS": [push(t, t + 10 * MS - 1, f"step {n}", globalTid=tid) for n, t in enumerate(at)],
+        "NVTX_EVENTS": [push(t, t + 10 * MS - 1, mark.format(n), globalTid=tid) for n, t in enumerate(at)],
     }
 
 
@@ -63,7 +64,16 @@ def test_pages_that_move_by_themselves_hide_no_cause_of_idle_time(tmp_path: Path
     plain = ledger(asked(tmp_path / "without", two_steps()))
     assert pages.pop("copy") == 2 * MS
     assert "idle.unrecorded" not in pages and "idle.unrecorded" not in plain
-    assert plain["idle.other_host_work"] - pages["idle.other_host_work"] == 2 * MS
+    assert plain["idle.unexplained"] - pages["idle.unexplained"] == 2 * MS
+
+
+def test_a_range_that_counts_steps_is_no_work_of_the_host(tmp_path: Path) -> None:
+    found: list[dict[str, int]] = []
+    for mark in ("ProfilerStep#{}", "step {}", "iteration {}"):
+        (tmp_path / mark).mkdir()
+        found.append(ledger(asked(tmp_path / mark, two_steps(mark=mark))))
+    assert found[0] == found[1] == found[2]
+    assert "idle.other_host_work" not in found[0]
 
 
 def test_steps_follow_the_device_however_many_pages_move(tmp_path: Path) -> None:

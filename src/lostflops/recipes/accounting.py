@@ -35,6 +35,7 @@ from lostflops.intervals import Int
 from lostflops.naming.classification import moves_by_itself, operator_facts
 from lostflops.naming.host_causes import CAPTURE as CAPTURE_CALL
 from lostflops.naming.host_causes import Row, captures, cause_of, causes_of
+from lostflops.naming.step_marks import is_step_mark
 from lostflops.recipes.backward_threads import NODE, by_name, engines, lanes, with_doers
 from lostflops.recipes.stretch_names import named
 from lostflops.store.trace import ONE_PER_DEVICE
@@ -567,7 +568,7 @@ def _host_claims(
                 claim(SYNCHRONISED, [column[talks] for column in times])
                 claim(OTHER_HOST, [column[served] for column in times])
         else:
-            marks = np.array([name.startswith("ProfilerStep") for name in names], np.bool_)[named]
+            marks = np.array([is_step_mark(name) for name in names], np.bool_)[named]
             claim(OTHER_HOST, [column[~marks] for column in times])
     nothing = (np.zeros(0, np.int64),) * (len(TIMES) + 1)
     return tuple(np.concatenate(columns) for columns in zip(nothing, *parts, strict=True))
