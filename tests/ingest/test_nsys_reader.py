@@ -522,7 +522,9 @@ def test_processes_that_called_nccl_are_no_ranks_beside_work_that_names_no_proce
     domain = [push(1, 1, "NCCL", eventType=75, domainId=1, globalTid=process(p) | 3) for p in (7, 8)]
     calls = [call(90, 91, globalTid=process(p) | 3) for p in (7, 8)]
     work = [kernel(100, 150, globalPid=None), kernel(100, 150, globalPid=None, deviceId=1)]
-    parts = made({KERNEL: work, RUNTIME: calls, "NVTX_EVENTS": [*domain, *({**t, "domainId": 1} for t in talk)]})
+    parts = made(
+        {KERNEL: work, RUNTIME: calls, "NVTX_EVENTS": [*domain, *({**t, "domainId": 1} for t in talk)]}
+    )
     assert [table(part, "kernels").height for part in parts] == [1, 1]
 
 

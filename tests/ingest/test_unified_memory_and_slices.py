@@ -1,5 +1,5 @@
-"""Exports in which more happens than ranks do: managed memory that moves by itself, slices of a GPU (MIG), other
-processes, ranges that only count."""
+"""Exports in which more happens than ranks do: managed memory that moves by itself, slices of a GPU (MIG),
+other processes, ranges that only count."""
 
 from __future__ import annotations
 
@@ -114,7 +114,8 @@ def test_a_slice_of_a_gpu_has_neither_its_peak_nor_its_memory(tmp_path: Path) ->
     name = "NVIDIA H100 80GB HBM3"
     gpus = [{"vmId": 1, "id": 0, "name": name, "totalMemory": 80 << 30, "smCount": 132}]
     slices = [
-        {"gpuId": 0, "cudaId": 0, "pid": pid, "uuid": f"MIG-{pid}", "numMultiprocessors": 60} for pid in (7, 8)
+        {"gpuId": 0, "cudaId": 0, "pid": pid, "uuid": f"MIG-{pid}", "numMultiprocessors": 60}
+        for pid in (7, 8)
     ]
     tables = {"TARGET_INFO_GPU": gpus, "TARGET_INFO_CUDA_DEVICE": slices}
     ranks = asked(tmp_path, two_steps(), two_steps(8), tables).trace.table("ranks")

@@ -253,7 +253,7 @@ class Assembly:
             raise NotATrace(
                 self.path,
                 f"none of its {many:,} rows of GPU work has a duration.",
-                "record again, or give the file as the profiler wrote it: what the GPU did is lost in this one.",
+                "record again, or give the file as the profiler wrote it: this one lost what the GPU did.",
             )
 
     def _require_work(self, gpu: bool, *host: pl.DataFrame | None) -> None:
