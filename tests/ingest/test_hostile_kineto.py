@@ -122,6 +122,11 @@ REFUSED: dict[str, tuple[bytes, type[LostflopsError], str]] = {
     "metadata only": (trace([META, META]), NothingRecorded, "no event is work"),
     "empty events": (trace([{}, {}]), NothingRecorded, "no event is work"),
     "no usable time": (trace([kernel("x", 3, 1), kernel(None, 4, 2)]), NothingRecorded, "no event is work"),
+    "no GPU row with a duration": (
+        trace([*one_step()[:3], *(kernel(1030 + at, 0, 1) for at in range(20))]),
+        NotATrace,
+        "none of its 20 rows of GPU work has a duration",
+    ),
     "UTF-32": (GOOD.decode().encode("utf-32"), NotATrace, "its text is UTF-32"),
     "two objects": (GOOD + GOOD, NotATrace, "something else follows where it ends"),
     "an object and a line": (GOOD + b"\nkilled", NotATrace, "something else follows where it ends"),
@@ -757,6 +762,24 @@ def test_the_content_names_the_rank_not_the_file(asked: Asked) -> None:
     assert rows(session, "ranks")["rank"].to_list() == [6]
     (note,) = [q for q in session.trace.manifest.quality if q.name == "rank in the file's name"]
     assert "2" in note.text and "6" in note.text
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        {"Process Group Ranks": "[6, 7, 8, 9]"},
+        {"Process Group Ranks": "[6, 7, ...]", "Global rank start": 6, "Global rank stride": 1},
+        {"Global rank start": 2, "Global rank stride": 3},
+    ],
+)
+def test_the_rank_that_an_operation_names_counts_within_its_group(
+    group: dict[str, Any], asked: Asked
+) -> None:
+    said = {"Collective name": "allreduce", "Rank": 2, "Group size": 4, **group}
+    events = [*one_step(), operator("record_param_comms", 1012, 2, more=said)]
+    session = asked(trace(events, before=head(None)), names=("rank8.json",))
+    assert rows(session, "ranks")["rank"].to_list() == [8]
+    assert "rank in the file's name" not in notes(session)
 
 
 def test_one_process_on_two_devices_is_shown_as_two_ranks(asked: Asked) -> None:

@@ -517,6 +517,17 @@ def test_gpu_work_that_names_no_process_is_missed_aloud(pid: str, tmp_path: Path
     }
 
 
+def test_processes_that_called_nccl_are_no_ranks_beside_work_that_names_no_process(made: Made) -> None:
+    talk = [push(80, 95, "ncclAllReduce", globalTid=process(p) | 3) for p in (7, 8)]
+    domain = [push(1, 1, "NCCL", eventType=75, domainId=1, globalTid=process(p) | 3) for p in (7, 8)]
+    calls = [call(90, 91, globalTid=process(p) | 3) for p in (7, 8)]
+    work = [kernel(100, 150, globalPid=None), kernel(100, 150, globalPid=None, deviceId=1)]
+    parts = made(
+        {KERNEL: work, RUNTIME: calls, "NVTX_EVENTS": [*domain, *({**t, "domainId": 1} for t in talk)]}
+    )
+    assert [table(part, "kernels").height for part in parts] == [1, 1]
+
+
 def test_a_few_rows_that_name_no_process_cost_no_account(made: Made) -> None:
     mine = [kernel(10 * i, 10 * i + 5) for i in range(1, 15)]
     others = [kernel(10 * i, 10 * i + 5, globalPid=process(8)) for i in range(1, 15)]

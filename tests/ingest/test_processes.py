@@ -144,6 +144,15 @@ def test_two_processes_that_no_launcher_numbered_stay_two(tmp_path: Path) -> Non
         ("train-procid_4.sqlite", 4),
         ("rank=2.json", 2),
         ("global_rank_5_local_rank_1.json", 5),
+        ("step_rank3_of_tmp_rank3.json", 3),
+        ("node_rank_1_rank_12.json", 12),
+        # Ranks of a node or of a group are none of the job.
+        ("node_rank_1_gpu_3.json", None),
+        ("tp_rank1.json", None),
+        ("mp_rank_03.json", None),
+        # A pod's number is not its process's: the master is rank 0, and a node has several.
+        ("llama-worker-3_77.1694128201545.pt.trace.json", None),
+        ("llama-worker-3_rank4_77.1694128201545.pt.trace.json", 4),
         # Two ranks, or none: a number alone may count anything.
         ("rank1-of-rank8.json", None),
         ("report1.sqlite", None),

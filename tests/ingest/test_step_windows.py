@@ -126,6 +126,12 @@ def test_work_belongs_to_the_step_in_which_another_thread_launched_it() -> None:
     assert spans(found(profiled(0, 100, 200), work)) == [(0, 140), (140, 200)]
 
 
+def test_work_before_a_second_recording_in_the_file_is_no_step_s_before_the_pause() -> None:
+    marked = marks(("ProfilerStep#1", 0, 100), ("ProfilerStep#2", 5000, 5100))
+    work = kernels(ran(10, 90, 5), ran(4950, 5005, None), ran(5020, 5080, 5010))
+    assert spans(found(marked, work)) == [(0, 100), (5005, 5100)]
+
+
 def test_a_launch_that_begins_in_a_step_and_returns_in_the_next_is_of_the_first() -> None:
     late = {**ran(120, 130, 99), "launch_end": 125}
     assert spans(found(profiled(0, 100, 200), kernels(ran(10, 90, 5), late, ran(140, 190, 135)))) == [

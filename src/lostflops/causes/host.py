@@ -405,11 +405,11 @@ def _beside_python(page: PageFindings) -> None:
         return
     if 2 * max(names, default=0) >= whole:  # what launches runs one thing, which takes its time anyway
         return
-    for member in members:
-        page.drop(member)
     cost = sum(member.size for member in members)
     if not page.reaches(cost, BETWEEN_FROM if given.on_host else SLOWED_FROM):
         return
+    for member in members:
+        page.drop(member)
     name, runs = spoken(beside["name"][0]), percent(ran, pauses)
     idle = sum(ns for account, ns in given.accounts.items() if account.startswith("idle."))
     page.put(

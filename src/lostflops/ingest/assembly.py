@@ -360,6 +360,7 @@ def _numbered(parts: list[Part], names: list[str], epochs: list[int], quality: l
     _share_what_is_told(parts, first)
     ranks = [part.rank if part.rank is not None and part.rank <= LARGEST_RANK else None for part in parts]
     _require_one_job(parts, names)
+    _require_one_day(parts, names, epochs, first)
     spans: dict[int, list[tuple[int, int, str]]] = {}
     for part, rank, name, epoch in zip(parts, ranks, names, epochs, strict=True):
         if rank is None:
@@ -391,7 +392,38 @@ def _numbered(parts: list[Part], names: list[str], epochs: list[int], quality: l
             level = "warning" if len(set(first)) > 1 and len(set(names)) > 1 else "note"
             quality.append(Quality(rank, "rank not recorded", 1, text, level))
         numbered.append(rank)
+    _require_room(parts, names, numbered)
     return numbered
+
+
+def _require_room(parts: list[Part], names: list[str], numbered: list[int]) -> None:
+    """A job has no more ranks than its files say, however few of them say which they are."""
+    sized = next(
+        ((part.world_size, name) for part, name in zip(parts, names, strict=True) if part.world_size), None
+    )
+    unnamed = [name for part, name in zip(parts, names, strict=True) if part.rank is None and not part.beside]
+    if sized is not None and unnamed and len(set(numbered)) > sized[0]:
+        text = f"one has {sized[0]} ranks, and with the other there are {len(set(numbered))}"
+        raise DifferentJobs(sized[1], unnamed[-1], text)
+
+
+def _require_one_day(parts: list[Part], names: list[str], epochs: list[int], first: list[int]) -> None:
+    """Files that name no rank are ranks of one job only where they were recorded together, or nearly."""
+    dated = [
+        (part.start + epoch, part.end + epoch, process, part.rank, name)
+        for part, name, epoch, process in zip(parts, names, epochs, first, strict=True)
+        if part.start + epoch >= EARLIEST_UTC and not part.beside
+    ]
+    for start, end, process, rank, name in dated:
+        others = [
+            (max(a - end, start - b), n) for a, b, other, _, n in dated if other != process and n != name
+        ]
+        if rank is not None or not others:
+            continue
+        apart, nearest = min(others)
+        if apart > LARGEST_CORRECTION:
+            text = f"they were recorded {_long(apart)} apart, and {name} does not say which rank it is"
+            raise DifferentJobs(name, nearest, text)
 
 
 def _share_what_is_told(parts: list[Part], first: list[int]) -> None:

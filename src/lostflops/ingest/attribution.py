@@ -6,6 +6,8 @@ call to the deepest operator that contains its start on its thread.
 
 from __future__ import annotations
 
+from typing import TypeVar, cast
+
 import numpy as np
 import polars as pl
 
@@ -14,6 +16,7 @@ from lostflops.intervals import Forest
 from lostflops.tables import NAME, PHASE
 
 UNKNOWN_THREAD = -(2**62)
+Rows = TypeVar("Rows", pl.DataFrame, pl.DataFrame | None)
 
 
 class OperatorTree:
@@ -75,6 +78,52 @@ def attribute(
         else pl.Series([None] * work.height, dtype=PHASE)
     )
     return work.with_columns(operator=tree.operators["name"].gather(rows), phase=phase)
+
+
+def apart(launches: pl.DataFrame, *work: Rows) -> tuple[pl.DataFrame, list[Rows]]:
+    """Calls and GPU work with a correlation id of its own for each call that work comes from.
+
+    An id may be used again, by another recording in the same file or as a counter begins anew. Work is then
+    the last such call's that began before it. Calls within each other share an id rightly.
+    """
+    shared = (
+        launches.lazy()
+        .select("correlation", "start", "end", row=pl.int_range(pl.len(), dtype=pl.Int64))
+        .filter(pl.col("correlation").is_not_null() & pl.col("correlation").is_duplicated())
+        .sort("correlation", "start", pl.col("end"), descending=[False, False, True])
+        .with_columns(reach=pl.col("end").cum_max().shift().over("correlation"))
+        .with_columns(use=(pl.col("start") >= pl.col("reach")).fill_null(False).cum_sum().over("correlation"))
+        .filter(pl.col("use").max().over("correlation") > 0)
+        .collect()
+    )
+    if shared.is_empty():
+        return launches, list(work)
+    highest = max(int(t["correlation"].max() or 0) for t in (launches, *work) if t is not None)  # pyright: ignore[reportArgumentType]
+    uses = (
+        shared.group_by("correlation", "use")
+        .agg(pl.col("start").min())
+        .sort("correlation", "use")
+        .with_columns(new=pl.when(pl.col("use") > 0).then(highest + 1 + pl.int_range(pl.len())))
+        .with_columns(new=pl.coalesce("new", "correlation"))
+    )
+    own = shared.join(uses.select("correlation", "use", "new"), on=["correlation", "use"]).select(
+        "row", "new"
+    )
+    numbered = launches.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    launches = (
+        numbered.join(own, on="row", how="left", maintain_order="left")
+        .with_columns(correlation=pl.coalesce("new", "correlation"))
+        .drop("row", "new")
+    )
+    return launches, [cast("Rows", None if rows is None else _by_last(rows, uses)) for rows in work]
+
+
+def _by_last(rows: pl.DataFrame, uses: pl.DataFrame) -> pl.DataFrame:
+    """Work with the id of the last of the `uses` of its own id that began before it."""
+    known = uses.select("correlation", "start", "new").sort("start")
+    placed = rows.with_row_index("_row").sort("start", maintain_order=True)
+    found = placed.join_asof(known, on="start", by="correlation", strategy="backward", check_sortedness=False)
+    return found.sort("_row").with_columns(correlation=pl.coalesce("new", "correlation")).drop("_row", "new")
 
 
 # What frameworks write on the thread that runs the script, whichever thread does most of the work.

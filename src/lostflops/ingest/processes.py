@@ -23,11 +23,18 @@ WORKER = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?")
 HOST_ROW = re.compile(
     rb'"cat"\s*:\s*"(?:cpu_op|Operator|user_annotation|cuda_runtime|Runtime)"[^{}]{0,4096}?"pid"\s*:\s*"?(\d{1,18})\b'
 )
+# Ranks in something else than the job, as in 'node_rank_1' and 'tp_rank3'.
+OTHER_RANKS = "".join(
+    rf"(?<!(?<![a-z]){of}[-_.])"
+    for of in ("local", "node", "group", "tp", "pp", "dp", "cp", "ep", "mp", "tensor", "pipeline", "data")
+)
 # The word that names a rank best comes first.
 RANK_IN_NAME = tuple(
-    re.compile(rf"(?<!local[-_.])(?:(?<![a-z])|(?<=global)){word}[-_. =]?(\d{{1,6}})(?!\d)", re.IGNORECASE)
+    re.compile(rf"{OTHER_RANKS}(?:(?<![a-z])|(?<=global)){word}[-_. =]?(\d{{1,6}})(?!\d)", re.IGNORECASE)
     for word in ("rank", "procid", "proc", "worker")
 )
+# A pod of Kubeflow's, as TensorBoard's handler names files by host, process and time: worker 0 is rank 1.
+POD = re.compile(r"(?<=[a-z0-9])-worker-\d+(?=_\d+\.\d{10,}\.)")
 PACKAGE = re.compile(r"[a-z]{1,20} \d[\w.+-]{0,40}")
 FRAMEWORK = re.compile(r"[a-z]{1,20}")
 LOOKED_THROUGH = 1 << 20  # bytes
@@ -98,7 +105,7 @@ def number(path: Path) -> int | None:
 
 def rank_in_name(name: str) -> int | None:
     """The rank that a file's name gives by a word: 'rank3.json', 'worker0_rank_3', 'report.procid-3'."""
-    named: list[set[str]] = [set(word.findall(name)) for word in RANK_IN_NAME]
+    named: list[set[str]] = [set(word.findall(POD.sub("", name))) for word in RANK_IN_NAME]
     best = next((found for found in named if found), set[str]())
     return int(best.pop()) if len(best) == 1 else None
 

@@ -303,6 +303,12 @@ _MIGRATIONS = frozenset({"migration to device", "migration to host", "migration 
 _ON_DEVICES = frozenset({"device to device", "peer to peer"})
 
 
+def moves_by_itself() -> pl.Expr:
+    """Whether a copy is of managed memory whose page was missing or had to go: nobody launched it."""
+    migrates = pl.col("direction").cast(pl.String).str.starts_with("migration")
+    return (migrates & pl.col("launch_start").is_null()).fill_null(False)
+
+
 def copy_facts(names: Iterable[str]) -> pl.DataFrame:
     """One row per distinct name of a copy or memset: its direction and the kind of the host side's memory."""
     distinct = list(dict.fromkeys(names))

@@ -16,7 +16,7 @@ for `LONG` while nothing else runs had to wait for something of the kind, so tha
 known to be idle for a cause: it is `unrecorded`, as is a gap whose end has no recorded launch, and every gap
 where no host thread was recorded. Where a profiler lost kernels, the device may have run one that was
 launched between the works around a gap: that launched work waits there, or the host for the device, is then
-`unrecorded` as well.
+`unrecorded` as well. Managed memory moves without a launch, when a page is missing: that ends no gap.
 
 On a CPU-only rank host operators stand in for kernels and nothing is launched. The operators that cover a gap
 there are calls of communication, in which the thread waits, and the framework's own frame around others.
@@ -33,9 +33,10 @@ import polars as pl
 
 from lostflops import accounts, intervals
 from lostflops.intervals import Int
-from lostflops.naming.classification import operator_facts
+from lostflops.naming.classification import moves_by_itself, operator_facts
 from lostflops.naming.host_causes import CAPTURE as CAPTURE_CALL
 from lostflops.naming.host_causes import Row, captures, cause_of, causes_of
+from lostflops.naming.step_marks import is_step_mark
 from lostflops.recipes.backward_threads import NODE, by_name, engines, lanes, with_doers
 from lostflops.recipes.dispatching import dispatching
 from lostflops.recipes.lost_kernels import lost, lost_between
@@ -468,9 +469,12 @@ def _refilled(rank: Int, began: Int, launches: Frame, work: pl.DataFrame | None)
 
 
 def _work(kernels: Frame, copies: Frame) -> Frame:
-    """What ran on the devices for any time, and who launched it."""
+    """What ran on the devices for any time, and who launched it; pages of memory that move by themselves
+    nobody did."""
     columns = ("rank", "start", "launch_start", "launch_end", "thread")
     holding = pl.col("end") > pl.col("start")
+    if copies is not None:
+        copies = copies.filter(~moves_by_itself())
     work = [table.filter(holding).select(columns) for table in (kernels, copies) if table is not None]
     return pl.concat(work) if work else None
 
@@ -563,7 +567,7 @@ def _host_claims(
                 claim(SYNCHRONISED, [column[talks] for column in times])
                 claim(OTHER_HOST, [column[served] for column in times])
         else:
-            marks = np.array([name.startswith("ProfilerStep") for name in names], np.bool_)[named]
+            marks = np.array([is_step_mark(name) for name in names], np.bool_)[named]
             claim(OTHER_HOST, [column[~marks] for column in times])
     nothing = (np.zeros(0, np.int64),) * (len(TIMES) + 1)
     return tuple(np.concatenate(columns) for columns in zip(nothing, *parts, strict=True))

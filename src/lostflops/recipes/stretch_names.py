@@ -25,6 +25,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.intervals import Int
+from lostflops.naming.step_marks import is_step_mark
 from lostflops.tables import NAME
 
 Bool = npt.NDArray[np.bool_]
@@ -48,7 +49,7 @@ LIBRARIES = frozenset({
 _STANDARD = frozenset(sys.stdlib_module_names) - {"test", "code", "profile", "this", "types", "trace"}
 # Frames and ranges that hold others and say nothing of them.
 _PLUMBING = re.compile(
-    r"^ProfilerStep[#*]|^PyTorch Profiler|^torch/profiler/|^torch/autograd/profiler\.py"
+    r"^PyTorch Profiler|^torch/profiler/|^torch/autograd/profiler\.py"
     r"|^torch/nn/modules/module\.py\(\d+\): (?:_wrapped_call_impl|_call_impl|__call__|_slow_forward|inner)$"
     r"|^torch/(?:utils/_contextlib|_dynamo/eval_frame|_compile|_ops|_jit_internal)\.py\("
     r"|^contextlib\.py\(|^functools\.py\(|^runpy\.py\(|^<frozen runpy>"
@@ -69,8 +70,8 @@ _MODULES = {"sleep": "time.sleep", "collect": "gc.collect", "fsync": "os.fsync",
 
 
 def says_nothing(name: str) -> bool:
-    """Whether a row only holds others: a profiler's step, a wrapper that every call passes through."""
-    return _PLUMBING.search(name) is not None
+    """Whether a row only holds others: the mark of a step, a wrapper that every call passes through."""
+    return _PLUMBING.search(name) is not None or is_step_mark(name)
 
 
 def is_users(name: str) -> bool:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import polars as pl
 
-from lostflops.errors import NothingRecorded, Truncated
+from lostflops.errors import NotATrace, NothingRecorded, Truncated
 from lostflops.ingest import processes
 from lostflops.ingest.annotations import by_domain
-from lostflops.ingest.attribution import OperatorTree, attribute, main_thread
+from lostflops.ingest.attribution import OperatorTree, apart, attribute, main_thread
 from lostflops.ingest.host_compute import host_kernels
 from lostflops.ingest.kineto.collectives import Communication, Found, communication, described, groups_named
-from lostflops.ingest.kineto.columns import KINDS, Columns, EventColumns, product
+from lostflops.ingest.kineto.columns import KINDS, Columns, EventColumns, product, text_of
 from lostflops.ingest.kineto.devices import place
 from lostflops.ingest.kineto.events import Decoder, Event
 from lostflops.ingest.kineto.header import Header
@@ -36,6 +36,9 @@ ANNOTATION = (
 
 # A device that a process merely touches is no rank of its own.
 SECOND_DEVICE_SHARE = 0.05
+
+# So few rows of a device may all be shorter than the profiler's clock tells.
+FEW_ROWS = 10
 
 # No GPU runs larger blocks.
 MOST_THREADS = 1024
@@ -69,6 +72,7 @@ class Assembly:
 
     def parts(self) -> list[Part]:
         reader = self.reader
+        self._require_one_process()
         self._drop_far_away()
         kernels = self._timed(reader.kernels)
         copies = self._timed(reader.copies)
@@ -84,6 +88,9 @@ class Assembly:
             operators, tree = self._with_phases(operators, ranges)
         gpu = kernels is not None or copies is not None
         self._require_work(gpu, calls, operators, ranges, frames, allocations)
+        if calls is not None:
+            calls, (kernels, copies) = apart(calls, kernels, copies)
+        self._require_durations(kernels, copies)
         if kernels is not None:
             kernels = attribute(self._kernel_facts(kernels), calls, tree)
             self.notes.launches(kernels)
@@ -227,8 +234,41 @@ class Assembly:
         reader.window = [w for w in reader.window if low <= w <= high]
         self.notes.add("rows more than ten days from the others", lost, "left out as corrupted", "warning")
 
+    def _require_one_process(self) -> None:
+        """Raise NotATrace where files of several processes were merged: their ids and devices collide."""
+        for pids in (self.reader.callers, self.reader.annotators):
+            many = len({text_of(pid) for pid in pids} - {""})
+            if many > 1:
+                raise NotATrace(
+                    self.path,
+                    f"it holds the rows of {many:,} processes: files of several ranks were merged into one.",
+                    "give the files that the profiler wrote, one per rank.",
+                )
+
+    def _require_durations(self, *work: pl.DataFrame | None) -> None:
+        """Raise NotATrace where the device's durations are gone: what it did would pass for idle."""
+        rows = [table for table in work if table is not None]
+        many = sum(table.height for table in rows)
+        if many > FEW_ROWS and not any((table["end"] > table["start"]).any() for table in rows):
+            raise NotATrace(
+                self.path,
+                f"none of its {many:,} rows of GPU work has a duration.",
+                "record again, or give the file as the profiler wrote it: this one lost what the GPU did.",
+            )
+
     def _require_work(self, gpu: bool, *host: pl.DataFrame | None) -> None:
-        """Raise NothingRecorded or Truncated where nothing, or only half of the picture, could be shown."""
+        """Raise where nothing, or only half of the picture, could be shown.
+
+        NotATrace, NothingRecorded or Truncated.
+        """
+        if not gpu and not self.reader.categories and not self.header.is_profilers:
+            raise NotATrace(
+                self.path,
+                f"none of its {self.stream.num_events:,} events is the PyTorch profiler's: another program "
+                "wrote it.",
+                "record PyTorch with `lostflops record -- COMMAND`; JAX, TensorFlow and others with `nsys "
+                "profile COMMAND`, and export the report with `nsys export --type sqlite`.",
+            )
         if not gpu and all(table is None for table in host):
             raise NothingRecorded(self.path, "no event is work, or has a usable time")
         cut = not self.stream.events_whole

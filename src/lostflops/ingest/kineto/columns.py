@@ -32,6 +32,7 @@ from lostflops.ingest.kineto.events import (
     OPERATOR_ROWS,
     RANGE_ROWS,
     WINDOW_ROWS,
+    WRITTEN_BY_KINETO,
     Args,
     Event,
 )
@@ -257,6 +258,26 @@ def _description(a: Args) -> tuple[Any, ...]:
     )
 
 
+def _rank_in_job(a: Args) -> int | None:
+    """The rank that an operation names: it counts within the operation's group."""
+    in_group, first, stride = number(a.rank), number(a.first_rank), number(a.rank_stride)
+    members = _members(text_of(a.group_ranks))
+    if in_group is not None and members is not None:
+        return number(members[in_group]) if in_group < len(members) else None
+    if in_group is None or first is None or stride is None:
+        return in_group
+    return first + in_group * stride
+
+
+@lru_cache(maxsize=1 << 10)
+def _members(listed: str) -> tuple[int, ...] | None:
+    """The ranks of a group, None unless all are listed: of large groups the profiler writes a part."""
+    try:
+        return msgspec.json.decode(listed, type=tuple[int, ...]) or None
+    except UNDECODABLE:
+        return None
+
+
 class EventColumns:
     """Collects the events of one file into columns. With `exact`, events carry times as decimals."""
 
@@ -283,6 +304,9 @@ class EventColumns:
         self.elsewhere = Columns()  # rows of categories that are not known
         self.flows = 0
         self.ranks_named: set[int] = set()
+        self.categories: set[str] = set()  # those of the profiler's that rows have
+        self.callers: set[Any] = set()  # the processes that called a runtime
+        self.annotators: set[Any] = set()  # those that made annotations
         self._names_seen = 0
         self._prefixed: list[int] = []
         self._frames_named = FrameCodes(self.names)
@@ -325,6 +349,9 @@ class EventColumns:
         self.parameters += other.parameters
         self.window += other.window
         self.ranks_named |= other.ranks_named
+        self.categories |= other.categories
+        self.callers |= other.callers
+        self.annotators |= other.annotators
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -344,17 +371,22 @@ class EventColumns:
                 self._add(category, some)
 
     def _add(self, cat: Any, rows: list[Event]) -> None:
+        if cat in WRITTEN_BY_KINETO:
+            self.categories.add(cat)
         if cat in KERNEL_ROWS:
             self._add_kernels(rows)
         elif cat in COPY_ROWS:
             self._add_copies(rows, is_set="emset" in cat)
         elif cat in CALL_ROWS:
+            self.callers.update([e.pid for e in rows])
             self._add_calls(rows)
         elif cat in OPERATOR_ROWS:
             self._add_operators(rows)
         elif cat in FRAME_ROWS:
             self._add_frames(rows)
         elif cat in RANGE_ROWS:
+            if DOMAINS[cat] == "user":  # others are of no process, or of a device
+                self.annotators.update([e.pid for e in rows])
             self._add_spans(rows, DOMAINS[cat])
         elif cat in INSTANT_ROWS or cat is None:
             self._add_instants(rows)
@@ -421,7 +453,7 @@ class EventColumns:
         return meta
 
     def _described(self, a: Args) -> int:
-        if a.rank is not None and (rank := number(a.rank)) is not None:
+        if a.rank is not None and (rank := _rank_in_job(a)) is not None:
             self.ranks_named.add(rank)
         # A job says much the same of all its operations; but 1 and 1.0 are equal, and not the same text.
         texts = (a.collective, a.dtype, a.group_name, a.group_id, a.group_ranks, a.group_description)

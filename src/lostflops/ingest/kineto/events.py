@@ -51,6 +51,8 @@ class Args(msgspec.Struct, gc=False):
     group_ranks: Text = msgspec.field(default=None, name="Process Group Ranks")
     group_description: Text = msgspec.field(default=None, name="Process Group Description")
     rank: Number = msgspec.field(default=None, name="Rank")
+    first_rank: Number = msgspec.field(default=None, name="Global rank start")
+    rank_stride: Number = msgspec.field(default=None, name="Global rank stride")
     source_rank: Number = msgspec.field(default=None, name="Src Rank")
     destination_rank: Number = msgspec.field(default=None, name="Dst Rank")
     sequence_in_group: Number = msgspec.field(default=None, name="Seq")
@@ -99,6 +101,10 @@ RANGE_ROWS = frozenset({"user_annotation", "overhead", "cuda_sync"})
 FRAME_ROWS = frozenset({"python_function"})
 INSTANT_ROWS = frozenset({"cpu_instant_event"})
 WINDOW_ROWS = frozenset({"Trace"})
+# Categories that no other program gives its events.
+WRITTEN_BY_KINETO = (
+    KERNEL_ROWS | COPY_ROWS | CALL_ROWS | OPERATOR_ROWS | RANGE_ROWS | FRAME_ROWS | INSTANT_ROWS
+)
 DROPPED = frozenset(
     {"ac2g", "async", "async_gpu", "async_cpu_to_gpu", "fwdbwd", "gpu_user_annotation", "cuda_event"}
 )
@@ -108,7 +114,8 @@ _ON_DEVICE = ("name", "pid", "tid", "ts", "dur")
 # What a collective's kernel or operator says of it, with the name that tells that it does.
 _OF_COLLECTIVES = (
     "collective", "in_elements", "out_elements", "dtype", "group_size", "group_name", "group_id",
-    "group_ranks", "group_description", "rank", "source_rank", "destination_rank", "sequence_in_group",
+    "group_ranks", "group_description", "rank", "first_rank", "rank_stride", "source_rank",
+    "destination_rank", "sequence_in_group",
 )  # fmt: skip
 # What is read of an event of each kind: its own fields and those of its arguments.
 _READ: Sequence[tuple[Iterable[str], Sequence[str], Sequence[str]]] = (
@@ -119,13 +126,13 @@ _READ: Sequence[tuple[Iterable[str], Sequence[str], Sequence[str]]] = (
          *_OF_COLLECTIVES),
     ),
     (COPY_ROWS, _ON_DEVICE, ("device", "stream", "correlation", "bytes")),
-    (CALL_ROWS, _SPAN, ("correlation", "bytes", "size")),
+    (CALL_ROWS, (*_SPAN, "pid"), ("correlation", "bytes", "size")),
     (
         OPERATOR_ROWS,
         _SPAN,
         ("sequence", "forward_thread", "concrete", "types", "dims", "dims_2021", *_OF_COLLECTIVES),
     ),
-    (RANGE_ROWS, _SPAN, ("types", "dims")),
+    (RANGE_ROWS, (*_SPAN, "pid"), ("types", "dims")),
     (FRAME_ROWS, _SPAN, ()),
     (
         (*INSTANT_ROWS, ""),

@@ -58,6 +58,11 @@ class Header:
         return rank, source, f"it says {in_name}, the file's content {rank}: the content counts"
 
     @property
+    def is_profilers(self) -> bool:
+        """Whether it has what the profiler writes around events, and other programs do not."""
+        return not self.fields.keys().isdisjoint(("schemaVersion", "deviceProperties", "distributedInfo"))
+
+    @property
     def simulated(self) -> bool:
         """Whether the job never ran."""
         return run_folder.SIMULATED in mapping(self.fields.get(run_folder.IN_TRACE))

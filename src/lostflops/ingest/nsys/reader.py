@@ -16,7 +16,7 @@ import polars as pl
 
 from lostflops import run_folder
 from lostflops.ingest import processes
-from lostflops.ingest.attribution import OperatorTree, attribute, main_thread
+from lostflops.ingest.attribution import OperatorTree, apart, attribute, main_thread
 from lostflops.ingest.formats import Reader, Reading
 from lostflops.ingest.kineto.phases import phases
 from lostflops.ingest.nsys import cuda, nccl
@@ -39,8 +39,9 @@ from lostflops.tables import FAMILY, NAME, TABLES
 
 __all__ = ["read", "recognises"]
 
-# A device that a process merely touches is no rank of its own.
-SECOND_DEVICE_SHARE = 0.05
+# A device that a process merely touches is no rank of its own, nor is a process that merely touches a device:
+# these are shares of the process's time on devices, and of the busiest process's.
+SECOND_DEVICE_SHARE, HELPER_SHARE = 0.05, 0.01
 # With more launches missing than this, what is said of launches is said of a sample.
 MANY_LOST = 0.05
 HOST_TABLES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "OSRT_API", "SYSCALL")
@@ -64,6 +65,7 @@ def read(path: Path, folder: Path, progress: Callable[[float], None] | None = No
         machine = _Machine(export)
         homes = _homes(export)
         machine.note_strays(homes)
+        machine.note_helpers()
         several = sum(len(home.devices) for home in homes) > 1
         placed: list[tuple[tuple[int, int], Part]] = []
         for number, home in enumerate(homes):
@@ -122,6 +124,15 @@ class _Machine:
             )
             self.accountable = strays <= MANY_LOST * total
 
+    def note_helpers(self) -> None:
+        """Count GPU work of processes that are no ranks."""
+        _, helpers = _ranks_and_helpers(self.export, _gpu_work(self.export))
+        if helpers.height:
+            many, took = int(helpers["rows"].sum()), helpers["busy"].sum() / 1e6
+            of = f"{helpers.height} process" + ("es" if helpers.height > 1 else "")
+            text = f"{took:,.2f} ms of {of}, less than a hundredth of a rank's: left out"
+            self.quality.append(Quality(None, "GPU work of processes that are no ranks", many, text))
+
     def samples(self, gpu: TargetGpu, several: bool) -> pl.DataFrame | None:
         """The metrics of one GPU; None where they are not there, or where it is not known whose they are."""
         if not self.export.has("GPU_METRICS"):
@@ -153,7 +164,7 @@ def _homes(export: Export) -> list[_Home]:
     work = _gpu_work(export)
     if work.is_empty():
         return _without_gpu_work(export)
-    owners = work["process"].drop_nulls().unique().sort().to_list()
+    owners, _ = _ranks_and_helpers(export, work)
     if not owners:
         # GPU work that names no process is that of the only process that made CUDA calls, if there is one.
         callers = export.census("CUPTI_ACTIVITY_KIND_RUNTIME")["process"].drop_nulls().unique().to_list()
@@ -174,7 +185,21 @@ def _homes(export: Export) -> list[_Home]:
         )
         devices = tuple(busy.sort("device")["device"].to_list())
         homes.append(_Home(owner, devices, ranked["device"][0], ranked.height - len(devices), orphans))
+    if owners == [NO_PROCESS]:  # whoever talks is among those whose work this is
+        return homes
     return homes + [_Home(owner, (None,), None, 0, False) for owner in _talkers(export, owners)]
+
+
+def _ranks_and_helpers(export: Export, work: pl.DataFrame) -> tuple[list[int], pl.DataFrame]:
+    """The processes whose GPU work makes them ranks, and the work of the others.
+
+    A process that tries a compiled kernel, or a monitor, has a hundredth of a rank's, and talks to no rank.
+    """
+    busy = work.drop_nulls("process").group_by("process").agg(pl.col("rows", "busy").sum()).sort("process")
+    little = busy.filter(pl.col("busy") < HELPER_SHARE * pl.col("busy").max())
+    talking = [*mpi_ranks(export), *(_talkers(export, []) if little.height else [])]
+    helpers = little.filter(~pl.col("process").is_in(talking))
+    return [p for p in busy["process"].to_list() if p not in set(helpers["process"])], helpers
 
 
 def _gpu_work(export: Export) -> pl.DataFrame:
@@ -226,9 +251,11 @@ class _Process:
         self.communicators = nccl.communicators(calls)
         self.talks = calls.height > 0
 
+        self._note_shared_ids(launches)
+        launches, (kernels, copies) = apart(launches, kernels, copies)
         kernels = attribute(_with_facts(kernels), launches, tree)
         copies = attribute(copies, launches, tree).drop("phase")
-        self._note_launches(kernels, launches)
+        self._note_launches(kernels)
         around = nccl.Surroundings(calls, marks.ranges, operators)
         kernels, by_kernel = nccl.on_kernels(kernels, around)
         copies, by_copy = nccl.on_copies(copies, around)
@@ -370,7 +397,7 @@ class _Process:
         if count:
             self.quality.append(Quality(None, name, count, text, level, of))
 
-    def _note_launches(self, kernels: pl.DataFrame, launches: pl.DataFrame) -> None:
+    def _note_launches(self, kernels: pl.DataFrame) -> None:
         lost = kernels["launch_start"].null_count()
         self._note(
             "kernels without their launch",
@@ -388,11 +415,13 @@ class _Process:
                 f"by up to {furthest:,} ns: the clocks of host and GPU agree no better",
                 "warning",
             )
+
+    def _note_shared_ids(self, launches: pl.DataFrame) -> None:
         ids = launches["correlation"].drop_nulls()
         self._note(
             "launches that share a correlation id",
             ids.len() - ids.n_unique(),
-            "the first of each counts",
+            "GPU work counts as launched by the last of them that began before it",
             "warning",
         )
 

@@ -178,13 +178,11 @@ class Devices:
         gpu_id = _only(seen["gpuId"])
         # Without the mapping, what all GPUs of the machine have in common still holds for this one.
         gpus = self._gpus if gpu_id is None else self._gpus.filter(pl.col("id") == gpu_id)
-        sms = _only(seen["numMultiprocessors"])
-        return TargetGpu(
-            gpu_id,
-            _only(gpus["name"]),
-            _only(gpus["smCount"]) if sms is None else sms,
-            _only(gpus["totalMemory"]),
-        )
+        sms, of_gpu = _only(seen["numMultiprocessors"]), _only(gpus["smCount"])
+        name, memory = _only(gpus["name"]), _only(gpus["totalMemory"])
+        if sms is not None and of_gpu is not None and sms < of_gpu:  # a slice of it (MIG) has less of all
+            name, memory = name and f"{name}, {sms} of {of_gpu} SMs", None
+        return TargetGpu(gpu_id, name, of_gpu if sms is None else sms, memory)
 
 
 def _only(values: pl.Series) -> Any:

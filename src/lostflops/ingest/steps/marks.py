@@ -17,6 +17,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.ingest.steps import on_device
+from lostflops.naming.step_marks import PROFILER_STEP, STEP_RANGE
 from lostflops.store.trace import Quality
 from lostflops.tables import LEFT_OUT, STEP_SOURCE
 
@@ -24,14 +25,6 @@ Codes = npt.NDArray[np.int64]
 Moments = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-# A range that names a step: 'step 3', 'Iteration-12', 'train_step', 'training_batch#7', 'Epoch 1, step 3/90',
-# and Lightning's around a batch.
-STEP_RANGE = (
-    r"(?i)^(?:ep(?:och)?[ _#:/=-]*\d{1,9}(?:/\d{1,9})?[ _,;:/|-]*)?(?:\[pl\]\[profile\]run_)?"
-    r"(?:train(?:ing)?|global)?[ _:/-]*(?:step|iter|iteration|batch)[ _#:/=-]*"
-    r"(?:(\d{1,15})(?: ?(?:/|of) ?\d{1,15})?)?$"
-)
-PROFILER_STEP = r"^ProfilerStep[#*](\d{1,15})$"
 OPTIMIZER_RANGE = r"^Optimizer\.step#.*\.step$|(?i:^opt(?:imi[sz]er)?[ _.:/-]+step$)"
 
 # Periods are only looked for in sequences that could show three of them, and accepted when 19 of 20 kernels

@@ -21,11 +21,13 @@ host's marks stay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+
+from lostflops.naming.classification import moves_by_itself
 
 Int = npt.NDArray[np.int64]
 
@@ -68,6 +70,8 @@ class DeviceWork:
 
 def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> DeviceWork:
     """The device's rows of one rank. Columns that a table lacks are taken to say nothing."""
+    if copies is not None and {"direction", "launch_start"} <= set(copies.columns):
+        copies = copies.filter(~moves_by_itself())  # no step's, and not for lack of a launch
     rows = pl.concat(
         [
             *([_rows(kernels, is_kernel=True)] if kernels is not None else []),
@@ -183,6 +187,7 @@ def moved(steps: pl.DataFrame, done: DeviceWork) -> pl.DataFrame:
     nobody = np.zeros(len(host), dtype=bool)
     if not done.is_attributed or not len(host):
         return steps.with_columns(behind=pl.Series(nobody))
+    done = _after_pauses(done, host, until)
     before = _ends(done, host)
     begin = np.maximum(host, before.deciding)
     behind = nobody
@@ -211,6 +216,21 @@ def moved(steps: pl.DataFrame, done: DeviceWork) -> pl.DataFrame:
         end=pl.Series(end, dtype=pl.Int64),
         behind=pl.Series(behind),
     )
+
+
+def _after_pauses(done: DeviceWork, host: Int, until: Int) -> DeviceWork:
+    """The work with none taken to be launched before a pause of the recording that it ran after.
+
+    Several recordings may lie in one file: what begins without a launch later than a step's length after the
+    last step before the pause was launched when it began, as far as that recording tells.
+    """
+    launch = done.launch.copy()
+    length = int(np.median(until - host))
+    for last in until[:-1][until[:-1] != host[1:]]:
+        launch = np.where(
+            ~done.is_launched & (launch < last) & (done.start > last + length), done.start, launch
+        )
+    return replace(done, launch=launch)
 
 
 def _launched_end(done: DeviceWork, host: int) -> int:

@@ -1,0 +1,28 @@
+"""How ranges are called that mark a step, and so hold all that happens in it."""
+
+from __future__ import annotations
+
+import re
+
+# A range that names a step: 'step 3', 'Iteration-12', 'train_step', 'training_batch#7', 'Epoch 1, step 3/90',
+# and Lightning's around a batch.
+STEP_RANGE = (
+    r"(?i)^(?:ep(?:och)?[ _#:/=-]*\d{1,9}(?:/\d{1,9})?[ _,;:/|-]*)?(?:\[pl\]\[profile\]run_)?"
+    r"(?:train(?:ing)?|global)?[ _:/-]*(?:step|iter|iteration|batch)[ _#:/=-]*"
+    r"(?:(\d{1,15})(?: ?(?:/|of) ?\d{1,15})?)?$"
+)
+PROFILER_STEP = r"^ProfilerStep[#*](\d{1,15})$"
+
+_RANGE = re.compile(STEP_RANGE)
+
+
+def is_step_mark(name: str) -> bool:
+    """Whether a range counts a step, and says nothing else of what happens in it.
+
+    >>> is_step_mark("ProfilerStep#3"), is_step_mark("iteration 12"), is_step_mark("train_step")
+    (True, True, False)
+    """
+    if name.startswith("ProfilerStep"):
+        return True
+    found = _RANGE.match(name)
+    return found is not None and found[1] is not None
