@@ -5,8 +5,8 @@
     RUN/small/<table>.arrow
 
 Opening a file takes longer than most questions about a few thousand rows: a small table is one file, with its
-ranks in a column, however many ranks wrote it. A very small one is there once more as a stream of Arrow, which
-is read in a tenth of the time.
+ranks in a column, however many ranks wrote it. A very small one is there once more as a stream of Arrow,
+which is read in a tenth of the time.
 """
 
 from __future__ import annotations
