@@ -21,6 +21,7 @@ PLATEAU = 0.95
     plot=Bars(x="rank", y=("time", "blocked_time")),
     columns={
         "rank": Id("rank"),
+        "device": Id("GPU"),
         "stream": Id("stream"),
         "launches": Count("launching calls"),
         "deepest": Count("most kernels of the stream that wait at one time"),
@@ -62,7 +63,7 @@ def launch_queue_full(
 
     What to try: nothing for launches. Shorten the GPU's work: `kernel-families`.
     """
-    lanes = ["rank", "stream"]
+    lanes = ["rank", "device", "stream"]
     launched = kernels.drop_nulls(["launch_start", "launch_end"]).with_columns(
         _call=pl.col("launch_end") - pl.col("launch_start")
     )
