@@ -116,8 +116,10 @@ def test_what_was_freed_at_the_instant_of_its_allocation_fills_memory_no_longer(
 def attention(keys: int) -> Given:
     shapes = f"[[2,8,16,4],[2,{keys},32,4],[2,{keys},32,6],[],[],[],[]]"
     return {
-        "operators": [{"name": "aten::_scaled_dot_product_flash_attention", "shapes": shapes}]
-        + [{"name": "aten::_flash_attention_forward"}],
+        "operators": [
+            {"name": "aten::_scaled_dot_product_flash_attention", "shapes": shapes},
+            {"name": "aten::_flash_attention_forward"},
+        ],
         "kernels": [kernel(0, 5, family="attention", operator="aten::_flash_attention_forward")],
     }
 

@@ -164,13 +164,14 @@ def batch_headroom(
 
 
 def _with_levels(allocations: pl.LazyFrame) -> pl.LazyFrame:
-    """The events of GPUs with `_level`: what is allocated after each, from some level on."""
+    """The events of GPUs with `_level`: what is allocated after each, from some level on; and before it."""
     place = ["rank", "device"]
     events = allocations.filter(pl.col("device").is_not_null()).sort(*place, "start", "bytes")
     untold = pl.col("allocated").is_null().any().over(place)
-    return events.with_columns(
+    levels = events.with_columns(
         _level=pl.when(untold).then(pl.col("bytes").cum_sum().over(place)).otherwise("allocated")
     )
+    return levels.with_columns(_before=pl.col("_level").shift().over(place))
 
 
 def _inside_steps(rows: pl.LazyFrame, steps: pl.LazyFrame | None) -> pl.LazyFrame:
@@ -179,7 +180,7 @@ def _inside_steps(rows: pl.LazyFrame, steps: pl.LazyFrame | None) -> pl.LazyFram
     `_before` is what was allocated before an event, where that was inside as well.
     """
     if steps is None:
-        return rows.with_columns(_before="_level")
+        return rows
     windows = intervals.union(steps, ["rank"]).select("rank", "start", _since="start", _until="end").collect()
     events = rows.sort("start").collect()
     within = events.join_asof(
@@ -192,7 +193,7 @@ def _inside_steps(rows: pl.LazyFrame, steps: pl.LazyFrame | None) -> pl.LazyFram
     held = pl.col("_in") & (pl.col("start") > pl.col("_since"))
     return (
         within.filter(pl.col("_in") | ~pl.col("_in").any().over("rank"))
-        .with_columns(_before=pl.col("_level") - pl.when(held).then("bytes").otherwise(0))
+        .with_columns(_before=pl.when(held).then("_before"))
         .drop("_in", "_since", "_until")
         .lazy()
     )
