@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lostflops.accounts import ACCOUNTS as DOCUMENTED
 from lostflops.intervals.matching import matches
 from lostflops.recipes import accounting, named
+from lostflops.recipes.backward_threads import engines
 from lostflops.store.trace import ONE_PER_DEVICE
 from lostflops.tables import COPIES, FRAMES, KERNELS, RANKS, STEPS, TABLES
 from lostflops.testing import example_table, on_example
@@ -68,8 +69,9 @@ def idle_of(
     *named_rows: accounting.Frame,
 ) -> pl.LazyFrame:
     """The gaps by cause and name."""
-    spans = accounting.host_by_cause(steps, ranks, kernels, copies, launches, *named_rows)
-    stretches = accounting.idle_by_cause(gaps, ranks, kernels, copies, launches, spans, *named_rows)
+    pairs = engines(*named_rows[:2])
+    spans = accounting.host_by_cause(steps, ranks, kernels, copies, launches, pairs, *named_rows)
+    stretches = accounting.idle_by_cause(gaps, ranks, kernels, copies, launches, spans, pairs, *named_rows)
     return accounting.with_names(stretches, launches, *named_rows)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from lostflops.recipes import accounting
+from lostflops.recipes.backward_threads import engines
 from lostflops.tables import COLLECTIVES, COPIES, KERNELS, LAUNCHES, OPERATORS, RANKS, STEPS
 from lostflops.testing import example_table
 
@@ -70,8 +71,9 @@ def idle(
         gaps, {"rank": pl.Int32, "start": pl.Int64, "end": pl.Int64}, orient="row"
     ).with_columns(step=pl.lit(0, dtype=pl.Int32))
     rows = None if operators is None else example_table(OPERATORS, operators)
-    spans = accounting.host_by_cause(steps, ranks, kernels, None, calls, rows, None, None)
-    causes = accounting.idle_by_cause(holes, ranks, kernels, None, calls, spans, rows)
+    pairs = engines(rows, None)
+    spans = accounting.host_by_cause(steps, ranks, kernels, None, calls, pairs, rows, None, None)
+    causes = accounting.idle_by_cause(holes, ranks, kernels, None, calls, spans, pairs, rows)
     return accounting.with_names(causes, calls, rows, None, None).collect()
 
 

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from lostflops.intervals.nesting import Forest, innermost, innermost_at, less_children, nest, self_pieces
 from lostflops.intervals.order import (
+    NEVER,
     Int,
     at_most,
+    by_name,
     each_of,
+    filled,
     group_ids,
     numbered,
     one_axis,
@@ -37,12 +40,15 @@ from lostflops.intervals.sets import (
 )
 
 __all__ = [
+    "NEVER",
     "Forest",
     "Int",
     "at_most",
+    "by_name",
     "coverage",
     "cut",
     "each_of",
+    "filled",
     "group_ids",
     "innermost",
     "innermost_at",

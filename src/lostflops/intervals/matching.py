@@ -9,22 +9,38 @@ is one, else by counting, from the start of the recording or, when ranks began a
 end. An instance counts only when all members are there and agree in kind and bytes, and when no member of a
 synchronising collective leaves before the last has come.
 
-Most jobs have few collectives, and then making an expression of Polars takes longer than computing it: those
-that are the same for every job are made once.
+Most jobs have few collectives, and then Polars takes longer to plan than to compute: rows are columns of
+numbers of NumPy here.
 """
 
 from __future__ import annotations
 
 import re
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
+
+from lostflops.intervals.order import (
+    NEVER,
+    Bool,
+    Int,
+    by_name,
+    changes_of,
+    filled,
+    numbered,
+    sorted_by,
+)
 
 # Nobody can leave these before everybody has arrived. The root of a broadcast can.
 SYNCHRONISING = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "barrier")
 # All ranks move the same bytes in these; an all-to-all may split unevenly.
 SAME_BYTES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce")
 PAIR = ("send", "receive")
+PAIRED = "pair"  # what both are together
 # A step of communication that one rank does alone: DeepEP counts tokens before it sends them.
 LOCAL = ("layout",)
 # Without a measured error, times up to this far apart are not held against a match.
@@ -49,114 +65,169 @@ def matches(collectives: pl.LazyFrame, ranks: pl.LazyFrame, *, trust_clocks: boo
     different ranks are not compared, and ranks must have recorded equally many operations of a lane.
     """
     known = ranks.select("rank", "world_size", "clock_error", "groups").unique("rank", keep="first").collect()
-    rows = _laned(collectives.collect().with_row_index("_row"), known)
-    sequenced, counted, rest = _told_apart()
-    rows = pl.concat(
-        [
-            *([_by_sequence(some)] if (some := rows.filter(sequenced)).height else []),
-            *([_by_place(some, trust_clocks)] if (some := rows.filter(counted)).height else []),
-            rows.filter(rest).with_columns(_key=pl.lit(None, dtype=pl.String)),
-        ]
-    )
-    return _split(rows, _instances(rows, trust_clocks))
+    given = collectives.collect()
+    reasons = _Reasons()
+    rows = _Rows.of(given, known, reasons)
+    keys = np.full((given.height, 5), -1)
+    may = rows.reason == 0
+    _by_sequence(rows, np.flatnonzero(may & rows.sequenced), keys)
+    _by_place(rows, np.flatnonzero(may & ~rows.sequenced), keys, reasons, trust_clocks)
+    return _split(given, rows, keys, reasons, trust_clocks)
 
 
-@cache
-def _told_apart() -> tuple[pl.Expr, pl.Expr, pl.Expr]:
-    """What is matched by sequence, by place, and not at all."""
-    may, sequenced = pl.col("reason") == "", pl.col("_sequenced")
-    return may & sequenced, may & ~sequenced, pl.col("reason") != ""
+class _Reasons:
+    """Why rows cannot be matched, each once, by its number; 0 is none."""
+
+    def __init__(self) -> None:
+        self._numbers = {"": 0}
+
+    def number(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    def numbers(self, texts: Iterable[str]) -> Int:
+        return np.array([self.number(text) for text in texts], np.int64)
+
+    def of(self, numbers: Int) -> pl.Series:
+        return pl.Series([*self._numbers], dtype=pl.String)[numbers]
 
 
-def _is_pair() -> pl.Expr:
-    return pl.col("_kind") == "pair"
+@dataclass
+class _Rows:
+    """What is asked of the rows, as numbers: `NEVER` is what is not known.
 
-
-def _laned(rows: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
-    """Each row's lane, and how many members its instances have, or the reason why it cannot be matched.
-
-    Adds `_error` of its clock, `_kind` (both ends of a send are 'pair'), `_bytes`, `_lane`, `_size`,
-    whether that is `assumed`, whether it is `_sequenced`, and `reason`.
+    `kind` is that of the instance, for which both ends of a send are `PAIRED`. Rows of one lane are those
+    that count together; `lanes` names them. `assumed` says that nothing tells how many members there are.
     """
+
+    rank: Int
+    arrival: Int
+    end: Int
+    name: Int
+    own_kind: Int
+    kind: Int
+    kinds: list[str]
+    sends: Bool
+    bytes: Int
+    error: Int
+    sequence: Int
+    sequenced: Bool
+    lane: Int
+    lanes: Callable[[int], str]
+    size: Int
+    assumed: Bool
+    reason: Int
+
+    @classmethod
+    def of(cls, given: pl.DataFrame, known: pl.DataFrame, reasons: _Reasons) -> Self:
+        rank, peer, sequence, bytes_in, bytes_out, group_size = filled(
+            given, ("rank", "peer", "sequence", "bytes_in", "bytes_out", "group_size")
+        )
+        kinds, own_kind = by_name(given["kind"])
+        named = np.array([*kinds, ""])
+        sends, pair = (named == "send")[own_kind], np.isin(named, PAIR)[own_kind]
+        groups, group = by_name(given["group"])
+        no_group = given["group"].is_null().to_numpy()
+        # Groups count by what they are called. What is in none is in that of all ranks; a send need not be.
+        texts = list(dict.fromkeys([WORLD, *groups]))
+        number_of = {name: number for number, name in enumerate(texts)}
+        text = np.array([number_of[name] for name in groups], np.int64)[group]
+        text = np.where(no_group & ~pair, number_of[WORLD], text)
+        source, target = (np.where(pair, np.where(sends, *ends), 0) for ends in ((rank, peer), (peer, rank)))
+        first, lane = numbered(pair, source, target, text)
+
+        def called(number: int) -> str:
+            at = first[number]
+            return f"{source[at]}>{target[at]} {texts[text[at]]}" if pair[at] else texts[text[at]]
+
+        backup = np.where(sends, bytes_out, bytes_in)
+        own = np.where(pair & ~sends, bytes_out, bytes_in)
+        size, assumed, reason = _members_of(
+            known, reasons, rank, peer, pair, group, groups, no_group, group_size
+        )
+        alone = (named == "send-receive")[own_kind] | (pair & (peer == NEVER))
+        reason[alone] = reasons.number("its peer is unknown")
+        reason[np.isin(named, LOCAL)[own_kind]] = reasons.number("it takes part in nothing with other ranks")
+        ranks, error = filled(known, ("rank", "clock_error"))
+        place, there = _place(ranks, rank)
+        return cls(
+            rank=rank,
+            arrival=given["arrival"].to_numpy(),
+            end=given["end"].to_numpy(),
+            name=by_name(given["name"])[1],
+            own_kind=own_kind,
+            kind=np.where(pair, len(kinds), own_kind),
+            kinds=[*kinds, PAIRED],
+            sends=sends,
+            bytes=np.where(pair & (own == NEVER), backup, own),
+            error=np.where(there, np.append(error, NEVER)[place], NEVER),
+            sequence=sequence,
+            # A send and its receive count on their own.
+            sequenced=(sequence != NEVER) & ~pair,
+            lane=lane,
+            lanes=called,
+            size=size,
+            assumed=assumed,
+            reason=reason,
+        )
+
+    def is_kind(self, names: Sequence[str], rows: Int) -> Bool:
+        return np.array([name in names for name in self.kinds])[self.kind[rows]]
+
+
+def _place(among: Int, asked: Int) -> tuple[Int, Bool]:
+    """Where each of `asked` stands among some distinct numbers, and whether it does."""
+    if not len(among):
+        return np.zeros(len(asked), np.int64), np.zeros(len(asked), np.bool_)
+    order = np.argsort(among)
+    place = order[np.minimum(np.searchsorted(among, asked, sorter=order), len(among) - 1)]
+    return place, among[place] == asked
+
+
+def _members_of(
+    known: pl.DataFrame,
+    reasons: _Reasons,
+    rank: Int,
+    peer: Int,
+    pair: Bool,
+    group: Int,
+    groups: list[str],
+    no_group: Bool,
+    group_size: Int,
+) -> tuple[Int, Bool, Int]:
+    """How many members each row's instance has, whether that is assumed, and why it cannot be matched."""
     present: set[int] = set(known["rank"].to_list())
     worlds: list[int] = known["world_size"].drop_nulls().to_list()
     # A job that does not say how many ranks it has, has at least those up to the highest here.
     world = max(worlds) if worlds else max([2, *(rank + 1 for rank in present)])
-    group = pl.col("group").cast(pl.String)
-    names: list[str] = rows["group"].cast(pl.String).drop_nulls().unique().to_list()
-    several = len(names) > 1 or _num_memberships(known) > 1
-    listed = {name: _members(name) for name in names}
-    absent = {
-        name: f"ranks {_some(sorted(ranks - present))} of its group are not here"
-        for name, ranks in listed.items()
-        if ranks - present
-    }
+    several = len(groups) - bool(no_group.any()) > 1 or _num_memberships(known) > 1
     if len(present) < world:
         least = "" if worlds else "at least "
         unknown = f"only {len(present)} of {least}{world} ranks are here and its group is unknown"
     else:
         unknown = "its group is unknown and the job has several" if several else ""
-    sized = {name: len(ranks) for name, ranks in listed.items() if ranks}
-    size_told = group.replace_strict(sized, default=None, return_dtype=pl.Int64)
-    size_told = pl.coalesce(size_told, pl.col("group_size").cast(pl.Int64))
-    those_here = pl.max_horizontal(2, pl.col("rank").n_unique().over("group").cast(pl.Int64))
-    pair, no_group = pl.col("_kind") == "pair", pl.col("group").is_null()
-    return (
-        rows.lazy()
-        .join(known.lazy().select("rank", _error="clock_error"), on="rank", how="left")
-        .with_columns(*_of_a_row())
-        .with_columns(
-            _size=pl.when(pair).then(2)
-            .when(no_group).then(world)
-            .otherwise(pl.coalesce(size_told, those_here)),
-            assumed=pl.when(pair).then(False).when(no_group).then(not worlds).otherwise(size_told.is_null()),
-        )
-        .with_columns(
-            reason=pl.when("_local").then(pl.lit("it takes part in nothing with other ranks"))
-            .when("_alone").then(pl.lit("its peer is unknown"))
-            .when(pl.col("_size") == 1).then(pl.lit(""))
-            .when(len(present) < 2).then(pl.lit(ONE_RANK))
-            .when(pair & ~pl.col("peer").is_in(sorted(present)))
-            .then(pl.format("rank {}, its peer, is not here", "peer"))
-            .when(pair).then(pl.lit(""))
-            .when(no_group).then(pl.lit(unknown))
-            .otherwise(group.replace_strict(absent, default="", return_dtype=pl.String))
-        )
-        .drop("_local", "_alone")
-        .collect()
-    )  # fmt: skip
-
-
-@cache
-def _of_a_row() -> tuple[pl.Expr, ...]:
-    """What a row tells alone, whatever the job: `_kind`, `_bytes`, `_lane`, `_sequenced`, whether it is
-    `_local`, and whether it lacks its peer, `_alone`."""
-    kind, group = pl.col("kind").cast(pl.String), pl.col("group").cast(pl.String)
-    pair, sends = kind.is_in(PAIR), kind == "send"
-    ends = (
-        pl.when(sends).then(pl.format("{}>{}", "rank", "peer")).otherwise(pl.format("{}>{}", "peer", "rank"))
+    listed = [_members(name) for name in groups]
+    here = numbered(group, rank)[0]
+    those_here = np.maximum(2, np.bincount(group[here], minlength=len(groups)))
+    told = np.array([len(ranks) or NEVER for ranks in listed], np.int64)[group]
+    told = np.where(told == NEVER, group_size, told)
+    size = np.where(told == NEVER, those_here[group], told)
+    size = np.where(pair, 2, np.where(no_group, world, size))
+    assumed = ~pair & np.where(no_group, not worlds, told == NEVER)
+    absent = (
+        f"ranks {_some(sorted(ranks - present))} of its group are not here" if ranks - present else ""
+        for ranks in listed
     )
-    length = (
-        pl.when(sends)
-        .then(pl.coalesce("bytes_in", "bytes_out"))
-        .when(pair)
-        .then(pl.coalesce("bytes_out", "bytes_in"))
-        .otherwise("bytes_in")
+    reason = reasons.numbers(absent)[group]
+    reason[no_group] = reasons.number(unknown)
+    peers, of = np.unique(peer[pair], return_inverse=True)
+    told_of = (
+        "" if number in present else f"rank {number}, its peer, is not here" for number in peers.tolist()
     )
-    lane = (
-        pl.when(pair)
-        .then(pl.concat_str(ends, group.fill_null(""), separator=" "))
-        .otherwise(group.fill_null(WORLD))
-    )
-    return (
-        pl.when(pair).then(pl.lit("pair")).otherwise(kind).alias("_kind"),
-        length.alias("_bytes"),
-        lane.alias("_lane"),
-        # A send and its receive count on their own.
-        (pl.col("sequence").is_not_null() & ~pair).alias("_sequenced"),
-        kind.is_in(LOCAL).alias("_local"),
-        ((kind == "send-receive") | (pair & pl.col("peer").is_null())).alias("_alone"),
-    )
+    reason[pair] = reasons.numbers(told_of)[of]
+    if len(present) < 2:
+        reason[:] = reasons.number(ONE_RANK)
+    reason[size == 1] = 0
+    return size, assumed, reason
 
 
 def _num_memberships(known: pl.DataFrame) -> int:
@@ -179,246 +250,269 @@ def _some(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks[:6])) + (", …" if len(ranks) > 6 else "")
 
 
-def _by_sequence(rows: pl.DataFrame) -> pl.DataFrame:
-    """Instances by the source's number. Operations issued together share it, and count on within it."""
-    here = ["rank", "_lane", "_kind", "sequence"]
-    nth, times = pl.int_range(pl.len()).over(here), pl.len().over(here)
-    return (
-        rows.lazy()
-        .sort("arrival", "end", "_row")
-        .with_columns(_nth=nth, _times=times)
-        .with_columns(_key=pl.format("s|{}|{}|{}|{}/{}", "_lane", "_kind", "sequence", "_nth", "_times"))
-        .select(*rows.columns, "_key")
-        .collect()
-    )
+BY_SEQUENCE, FROM_START, FROM_END = range(3)
 
 
-def _by_place(rows: pl.DataFrame, trust_clocks: bool) -> pl.DataFrame:
-    """Instances by their place in the lane's order, counted from the start, or else from the end."""
-    own = ["_lane", "rank"]
-    mine = (
-        rows.lazy()
-        .sort("arrival", "end", "_row")
-        .with_columns(_place=pl.int_range(pl.len()).over(own), _count=pl.len().over(own).cast(pl.Int64))
-        .with_columns(_back=pl.col("_count") - pl.col("_place"))
-        .collect()
-        .lazy()
-    )
-    fewest, most = pl.col("_count").min(), pl.col("_count").max()
-    lanes = (
-        mine.group_by("_lane")
-        .agg(_fewest=fewest, _most=most, _ranks=pl.col("rank").n_unique(), _equal=fewest == most)
-        .collect()
-    )
-    forward = _agreement(mine, lanes.lazy(), "_place")
+def _by_sequence(rows: _Rows, of: Int, keys: Int) -> None:
+    """Key instances by the source's number. Operations issued together share it, and count on within it."""
+    of, place, count = _counted(rows, of, rows.kind, rows.sequence)
+    _, call = numbered(rows.lane[of], rows.kind[of], rows.sequence[of])
+    keys[of] = np.stack([np.full(len(of), BY_SEQUENCE), rows.lane[of], call, place, count], axis=1)
+
+
+def _counted(rows: _Rows, of: Int, *more: Int) -> tuple[Int, Int, Int]:
+    """Some rows in order, each with its place among those of its rank and lane that are alike in `more`, and
+    how many these are."""
+    alike = [column[of] for column in (rows.lane, rows.rank, *more)]
+    order = sorted_by(*alike, rows.arrival[of], rows.end[of])
+    of = of[order]
+    opens = np.flatnonzero(changes_of(*(column[order] for column in alike)))
+    count = np.diff(np.append(opens, len(of)))
+    return of, np.arange(len(of)) - np.repeat(opens, count), np.repeat(count, count)
+
+
+def _by_place(rows: _Rows, of: Int, keys: Int, reasons: _Reasons, trust_clocks: bool) -> None:
+    """Key instances by their place in the lane's order, counted from the start, or else from the end."""
+    if not len(of):
+        return
+    of, place, count = _counted(rows, of)
+    _, lane = numbered(rows.lane[of])
+    lanes = _Groups(lane)
+    fewest, most = lanes.least(count), lanes.most(count)
+    num, equal = lanes.distinct(rows.rank[of]), fewest == most
+    forward = _agreement(rows, of, lane, place, num)
     # Where all ranks of each lane have as many, a place is the same from either end.
-    back = forward if lanes["_equal"].all() else _agreement(mine, lanes.lazy(), "_back")
-    told = lanes.lazy().join(forward, on="_lane").join(back, on="_lane", suffix="_back")
-    lanes = told.select(*_order_of_lanes(trust_clocks))
-    return mine.join(lanes, on="_lane").with_columns(*_keys()).select(*rows.columns, "_key").collect()
-
-
-@cache
-def _order_of_lanes(trust_clocks: bool) -> tuple[pl.Expr, ...]:
-    """Of a lane with the agreement of its ranks: from which end places count, or why from neither."""
-    equal = pl.col("_equal")
-    told = pl.col("_told") > 0.5
-    likely = pl.col("_same") & told & (pl.col("_inside") > 0.5)
-    likely_back = pl.col("_same_back") & told & (pl.col("_inside_back") > 0.5)
+    back = forward if equal.all() else _agreement(rows, of, lane, count - place, num)
+    told = forward.told > 0.5
+    likely, likely_back = (end.same & told & (end.inside > 0.5) for end in (forward, back))
     if trust_clocks:
         # Off by one, ranks leave before others come: where both ends agree, the possible one is the true one.
-        forward = likely & (equal | ~likely_back | (pl.col("_inside") > pl.col("_inside_back")))
-        back = likely_back & (~likely | (pl.col("_inside_back") > pl.col("_inside")))
+        from_start = likely & (equal | ~likely_back | (forward.inside > back.inside))
+        from_end = likely_back & (~likely | (back.inside > forward.inside))
     else:  # a shift by one place would look like a clock offset of one step
-        forward, back = pl.col("_same") & told & equal, pl.lit(False)
-    why = (
-        pl.when(pl.col("_ranks") < 2)
-        .then(pl.lit("no other rank recorded it"))
-        .when(~told)
-        .then(pl.lit("what most of its group's operations do is unknown"))
-        .when(equal)
-        .then(pl.when("_same").then(pl.lit(CONTRADICT)).otherwise(pl.lit(DIFFER)))
-        .otherwise(
-            pl.format(
-                "ranks recorded between {} and {} operations of its group; which belong together is unclear",
-                "_fewest",
-                "_most",
+        from_start, from_end = forward.same & told & equal, np.zeros(len(num), np.bool_)
+    held = (from_start | from_end)[lane]
+    since = np.where(from_start[lane], FROM_START, FROM_END)
+    call, nothing = np.where(from_start[lane], place, count - place), np.zeros(len(of), np.int64)
+    keys[of[held]] = np.stack([since, rows.lane[of], call, nothing, nothing], axis=1)[held]
+    why = np.zeros(lanes.num, np.int64)
+    for at in np.flatnonzero(~(from_start | from_end)):
+        if num[at] < 2:
+            text = "no other rank recorded it"
+        elif not told[at]:
+            text = "what most of its group's operations do is unknown"
+        elif equal[at]:
+            text = CONTRADICT if forward.same[at] else DIFFER
+        else:
+            text = (
+                f"ranks recorded between {fewest[at]} and {most[at]} operations of its group; which belong "
+                "together is unclear"
             )
-        )
-    )
-    return pl.col("_lane"), forward.alias("_forward"), back.alias("_backward"), why.alias("_why")
+        why[at] = reasons.number(text)
+    rows.reason[of] = why[lane]
 
 
-@cache
-def _keys() -> tuple[pl.Expr, pl.Expr]:
-    """What the members of an instance share, and where there is nothing the reason."""
-    forward, back = pl.col("_forward"), pl.col("_backward")
-    key = (
-        pl.when(forward)
-        .then(pl.format("p|{}|{}", "_lane", "_place"))
-        .when(back)
-        .then(pl.format("b|{}|{}", "_lane", "_back"))
-    )
-    reason = pl.when(key.is_null()).then("_why").otherwise("reason")
-    return key.alias("_key"), reason.alias("reason")
+class _Groups:
+    """Rows by a group each, and what each group's rows are together; groups are numbered from 0 on."""
+
+    def __init__(self, of: Int) -> None:
+        self.of = of
+        self._order = np.argsort(of, kind="stable")
+        self._first = np.flatnonzero(changes_of(of[self._order]))
+        self.num = len(self._first)
+
+    def most(self, values: Int) -> Int:
+        return np.maximum.reduceat(values[self._order], self._first) if self.num else values[:0]
+
+    def least(self, values: Int) -> Int:
+        return np.minimum.reduceat(values[self._order], self._first) if self.num else values[:0]
+
+    def count(self, which: Bool | None = None) -> Int:
+        return np.bincount(self.of if which is None else self.of[which], minlength=self.num)
+
+    def every(self, which: Bool) -> Bool:
+        return self.count(~which) == 0
+
+    def some(self, which: Bool) -> Bool:
+        return self.count(which) > 0
+
+    def distinct(self, values: Int, which: Bool | None = None) -> Int:
+        of = self.of if which is None else self.of[which]
+        first, _ = numbered(of, values if which is None else values[which])
+        return np.bincount(of[first], minlength=self.num)
 
 
-def _agreement(mine: pl.LazyFrame, lanes: pl.LazyFrame, place: str) -> pl.LazyFrame:
-    """Per lane, whether all ranks agree at every place that all have (`_same`), and the share of those places
-    whose kind is told at all (`_told`) and whose times are possible (`_inside`)."""
-    of_a_place, of_a_lane = _agreements()
+class _Agreement(NamedTuple):
+    """Per lane, whether all ranks agree at every place that all have, and the share of those places whose
+    kind is told at all and whose times are possible."""
+
+    same: Bool
+    told: npt.NDArray[np.float64]
+    inside: npt.NDArray[np.float64]
+
+
+def _agreement(rows: _Rows, of: Int, lane: Int, place: Int, num: Int) -> _Agreement:
+    first, at = numbered(lane, place)
+    places = _Groups(at)
+    of_lane = lane[first]
     # All ranks of a lane have its first place, and its last.
-    return (
-        mine.group_by("_lane", place)
-        .agg(*of_a_place)
-        .join(lanes.select("_lane", "_ranks"), on="_lane")
-        .filter(pl.col("len") == pl.col("_ranks"))
-        .group_by("_lane")
-        .agg(*of_a_lane)
-        .collect()
-        .lazy()
+    held = places.count() == num[of_lane]
+    kinds = places.some(~rows.is_kind(["unknown"], of))
+    error = places.most(rows.error[of])
+    slack = np.where(error == NEVER, UNKNOWN_ERROR, 2 * error)
+    overrun, timed = _overrun(rows, of, places)
+    timed &= held
+    all_held, all_timed = (np.bincount(of_lane[some], minlength=len(num)) for some in (held, timed))
+    differ, told, possible = (
+        np.bincount(of_lane[some], minlength=len(num))
+        for some in (held & ~_agree(rows, of, places), held & kinds, timed & (overrun <= slack))
     )
+    return _Agreement(differ == 0, told / np.maximum(all_held, 1), possible / np.maximum(all_timed, 1))
 
 
-@cache
-def _agreements() -> tuple[tuple[pl.Expr, ...], tuple[pl.Expr, ...]]:
-    """What `_agreement` adds up, of a place and of a lane."""
-    known = pl.col("_error").max()
-    slack = pl.when(known.is_null()).then(UNKNOWN_ERROR).otherwise(2 * known)
-    kinds, possible = (pl.col("_kind") != "unknown").any(), _overrun() <= slack
-    return (
-        (pl.len(), _agree().alias("_one"), kinds.alias("_kinds"), possible.alias("_possible")),
-        (
-            pl.col("_one").all().alias("_same"),
-            pl.col("_kinds").mean().alias("_told"),
-            pl.col("_possible").mean().alias("_inside"),
-        ),
-    )
-
-
-@cache
-def _agree() -> pl.Expr:
+def _agree(rows: _Rows, of: Int, groups: _Groups) -> Bool:
     """Whether the rows of one instance do the same to as many bytes.
 
     What a row does not say agrees with anything that has the same name: the first operations of a recording
     lose what describes them with their launch.
     """
-    kind = pl.col("_kind")
-    told = kind.filter(kind != "unknown")
-    same_kind = (told.n_unique() <= 1) & ((told.len() == pl.len()) | (pl.col("name").n_unique() == 1))
-    ends = ~_is_pair().all() | (pl.col("kind").cast(pl.String).n_unique() == pl.len())
-    same_bytes = pl.col("_bytes").drop_nulls().n_unique() <= 1
-    return same_kind & ends & (same_bytes | ~kind.is_in([*SAME_BYTES, "pair"]).all())
+    told, pair = ~rows.is_kind(["unknown"], of), rows.is_kind([PAIRED], of)
+    num, length = groups.count(), rows.bytes[of]
+    same_kind = (groups.distinct(rows.kind[of], told) <= 1) & (
+        groups.every(told) | (groups.distinct(rows.name[of]) == 1)
+    )
+    ends = ~groups.every(pair) | (groups.distinct(rows.own_kind[of]) == num)
+    same_bytes = groups.distinct(length, length != NEVER) <= 1
+    return same_kind & ends & (same_bytes | ~groups.every(rows.is_kind([*SAME_BYTES, PAIRED], of)))
 
 
-@cache
-def _overrun() -> pl.Expr:
-    """How far the times of one instance's rows contradict each other, ns; at most 0 where they do not.
+def _overrun(rows: _Rows, of: Int, groups: _Groups) -> tuple[Int, Bool]:
+    """How far the times of one instance's rows contradict each other, ns, and whether that can be told; at
+    most 0 where they do not.
 
     Nobody leaves a synchronising collective before everybody is there, and no receive ends before its send
     began. One that lost its description is of the kind that the others of its name have.
     """
-    sent = pl.col("arrival").filter(pl.col("kind").cast(pl.String) == "send")
-    return (
-        pl.when(pl.col("_kind").is_in(SYNCHRONISING).any())
-        .then(pl.col("arrival").max() - pl.col("end").min())
-        .when(_is_pair().any())
-        .then(sent.max() - pl.col("end").min())
-        .otherwise(0)
+    sends, arrival, end = rows.sends[of], rows.arrival[of], groups.least(rows.end[of])
+    together = groups.some(rows.is_kind(SYNCHRONISING, of))
+    pair = groups.some(rows.is_kind([PAIRED], of)) & ~together
+    sent = groups.some(sends)
+    began = np.where(together, groups.most(arrival), groups.most(np.where(sends, arrival, NEVER)))
+    told = together | (pair & sent)
+    return np.where(told, began - end, 0), told | ~pair
+
+
+class _Instances(NamedTuple):
+    """What the members of each instance share, and why it does not count."""
+
+    why: Int
+    noise: Int
+    number: Int  # by first arrival; `NEVER` where it does not count
+    members: Int
+    last_arrival: Int
+    last_rank: Int  # `NEVER` where that is not known
+    lead: Int
+    latency: Int
+
+
+def _instances(
+    rows: _Rows, of: Int, keys: Int, groups: _Groups, reasons: _Reasons, trust_clocks: bool
+) -> _Instances:
+    rank, arrival = rows.rank[of], rows.arrival[of]
+    members, size, distinct = groups.count(), groups.most(rows.size[of]), groups.distinct(rank)
+    noise = groups.most(rows.error[of])
+    noise = np.where(noise == NEVER, 0, noise)
+    overrun, _ = _overrun(rows, of, groups)
+    why = np.zeros(groups.num, np.int64)
+    # The first that applies comes last.
+    if trust_clocks:
+        why[overrun > 2 * noise] = reasons.number(CONTRADICT)
+    why[~_agree(rows, of, groups)] = reasons.number(DIFFER)
+    few = np.flatnonzero(distinct != size)
+    first, of_few = numbered(distinct[few], size[few])
+    told = (f"{distinct[at]} ranks recorded it, of the {size[at]} in its group" for at in few[first])
+    why[few] = reasons.numbers(told)[of_few]
+    why[(distinct == 1) & (size > 1)] = reasons.number("no other rank recorded it")
+    why[distinct < members] = reasons.number("one rank appears twice in it")
+    by_arrival = sorted_by(groups.of, arrival, rank)
+    last = np.cumsum(members) - 1
+    last_arrival, last_rank = arrival[by_arrival][last], rank[by_arrival][last]
+    lead = last_arrival - arrival[by_arrival][np.maximum(last - 1, last - members + 1)]
+    number = np.full(groups.num, NEVER)
+    order = _in_turn(rows, of, keys, groups, groups.least(arrival))
+    counting = order[why[order] == 0]
+    number[counting] = np.arange(len(counting))
+    return _Instances(
+        why,
+        noise,
+        number,
+        members,
+        last_arrival,
+        np.where(lead > noise, last_rank, NEVER),
+        lead,
+        groups.least(rows.end[of] - arrival),
     )
 
 
-def _instances(rows: pl.DataFrame, trust_clocks: bool) -> pl.LazyFrame:
-    """One row per instance, by first arrival: what its members share, or why it does not count (`_why`)."""
-    shared, why, numbered = _of_an_instance(trust_clocks)
-    return (
-        rows.lazy()
-        .filter(pl.col("_key").is_not_null())
-        .group_by("_key")
-        .agg(*shared)
-        .with_columns(why)
-        .sort("_first", "_key")
-        .with_columns(*numbered)
-    )
+def _in_turn(rows: _Rows, of: Int, keys: Int, groups: _Groups, first: Int) -> Int:
+    """The instances by first arrival, those that arrive at once by how they are told apart, as text."""
+    order = np.argsort(first, kind="stable")
+    same = first[order][1:] == first[order][:-1]
+    tied = order[np.flatnonzero(np.r_[same, False] | np.r_[False, same])]
+    if not len(tied):
+        return order
+    row = np.zeros(groups.num, np.int64)
+    row[groups.of] = of
+    texts: list[str] = []
+    for at in row[tied].tolist():
+        how, lane, call, place, count = keys[at].tolist()
+        if how == BY_SEQUENCE:
+            call = f"{rows.kinds[rows.kind[at]]}|{rows.sequence[at]}|{place}/{count}"
+        texts.append(f"{'spb'[how]}|{rows.lanes(lane)}|{call}")
+    turn = np.zeros(groups.num, np.int64)
+    turn[tied[sorted(range(len(texts)), key=texts.__getitem__)]] = np.arange(len(tied))
+    return np.lexsort((turn, first))
 
 
-@cache
-def _of_an_instance(trust_clocks: bool) -> tuple[tuple[pl.Expr, ...], pl.Expr, tuple[pl.Expr, ...]]:
-    """What the members of an instance share; why it does not count; its number, and who came last."""
-    arrival = pl.col("arrival")
-    error = pl.col("_error").max().fill_null(0)
-    shared = {
-        "members": pl.len().cast(pl.Int32),
-        "_size": pl.col("_size").max(),
-        "_distinct": pl.col("rank").n_unique(),
-        "_agree": _agree(),
-        "_contradict": _overrun() > 2 * error,
-        "_noise": error,
-        "_first": arrival.min(),
-        "last_arrival": arrival.max(),
-        "lead": arrival.max() - arrival.top_k(2).min(),
-        "_last": pl.col("rank").sort_by("arrival", "rank").last(),
-        "latency": (pl.col("end") - arrival).min(),
-    }
-    why = (
-        pl.when(pl.col("_distinct") < pl.col("members"))
-        .then(pl.lit("one rank appears twice in it"))
-        .when((pl.col("_distinct") == 1) & (pl.col("_size") > 1))
-        .then(pl.lit("no other rank recorded it"))
-        .when(pl.col("_distinct") != pl.col("_size"))
-        .then(pl.format("{} ranks recorded it, of the {} in its group", "_distinct", "_size"))
-        .when(~pl.col("_agree"))
-        .then(pl.lit(DIFFER))
-        .when(pl.col("_contradict") & trust_clocks)
-        .then(pl.lit(CONTRADICT))
-        .otherwise(pl.lit(""))
-    )
-    counts = pl.col("_why") == ""
-    number = pl.when(counts).then(counts.cast(pl.Int64).cum_sum() - 1)
-    last = pl.when(pl.col("lead") > pl.col("_noise")).then("_last")
-    return (
-        tuple(value.alias(name) for name, value in shared.items()),
-        why.alias("_why"),
-        (number.alias("instance"), last.alias("last_rank")),
-    )
-
-
-SHARED = ("members", "last_arrival", "last_rank", "lead", "latency")
-
-
-def _split(rows: pl.DataFrame, instances: pl.LazyFrame) -> pl.DataFrame:
+def _split(
+    given: pl.DataFrame, rows: _Rows, keys: Int, reasons: _Reasons, trust_clocks: bool
+) -> pl.DataFrame:
     """The rows with what their instance says, and each member's time split at the last arrival."""
-    own = [c for c in rows.columns if not c.startswith("_") and c not in ("reason", "assumed")]
-    return (
-        rows.lazy()
-        .join(instances.select("_key", "_why", "_noise", "instance", *SHARED), on="_key", how="left")
-        .with_columns(*_parts())
-        .sort("_row")
-        .select(*own, "reason", "instance", *SHARED, "wait", "transfer", "clock_error", "assumed")
-        .collect()
-    )
-
-
-@cache
-def _parts() -> tuple[pl.Expr, ...]:
-    """What a member takes over from its instance, and how long it waits and transfers."""
-    waited = pl.min_horizontal("end", "last_arrival") - pl.col("arrival")
+    of = np.flatnonzero(keys[:, 0] >= 0)
+    _, group = numbered(*keys[of].T)
+    groups = _Groups(group)
+    each = _instances(rows, of, keys, groups, reasons, trust_clocks)
+    arrival, end, last = rows.arrival[of], rows.end[of], each.last_arrival[group]
+    matched = each.number[group] != NEVER
     # Whoever leaves before the last comes did not wait for it: the root of a broadcast, a buffered send.
-    left = (pl.col("last_arrival") - pl.col("end") > 2 * pl.col("_noise")) & ~pl.col("_kind").is_in(
-        SYNCHRONISING
-    )
-    matched = pl.col("instance").is_not_null()
-    wait = pl.when(matched & ~left).then(waited)
-    return (
-        *(pl.when(matched).then(c).alias(c) for c in SHARED),
-        wait.alias("wait"),
-        (pl.col("end") - pl.col("arrival") - wait).alias("transfer"),
-        pl.when(matched).then("_noise").alias("clock_error"),
-        pl.when(matched).then("assumed").alias("assumed"),
-        pl.when(pl.col("_why") != "")
-        .then("_why")
-        .when(left)
-        .then(pl.lit("it left before the last rank came, so it did not wait for that"))
-        .otherwise("reason")
-        .alias("reason"),
+    left = (last - end > 2 * each.noise[group]) & ~rows.is_kind(SYNCHRONISING, of)
+    why = each.why[group]
+    why[matched & left] = reasons.number("it left before the last rank came, so it did not wait for that")
+    rows.reason[of] = why
+    split = matched & ~left
+    wait = np.minimum(end, last) - arrival
+
+    def told(values: Int, where: Bool, dtype: type[pl.DataType]) -> pl.Series:
+        """The values of rows that have an instance, where they are known; null elsewhere."""
+        whole = np.full(given.height, NEVER)
+        whole[of[where]] = values[where]
+        known = np.zeros(given.height, np.bool_)
+        known[of[where]] = whole[of[where]] != NEVER
+        column = pl.Series(np.where(known, whole, 0)).cast(dtype)
+        return (
+            column.zip_with(pl.Series(known), pl.Series([None], dtype=dtype)) if not known.all() else column
+        )
+
+    return given.with_columns(
+        reason=reasons.of(rows.reason),
+        instance=told(each.number[group], matched, pl.Int64),
+        members=told(each.members[group], matched, pl.Int32),
+        last_arrival=told(last, matched, pl.Int64),
+        last_rank=told(each.last_rank[group], matched, pl.Int32),
+        lead=told(each.lead[group], matched, pl.Int64),
+        latency=told(each.latency[group], matched, pl.Int64),
+        wait=told(wait, split, pl.Int64),
+        transfer=told(end - arrival - wait, split, pl.Int64),
+        clock_error=told(each.noise[group], matched, pl.Int64),
+        assumed=told(rows.assumed[of].astype(np.int64), matched, pl.Boolean),
     )

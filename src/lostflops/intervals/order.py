@@ -13,6 +13,8 @@ import polars as pl
 # Rows of a group that stand so many in a row are found in memory as fast as all of them in a row.
 IN_ROWS = 64
 
+NEVER = -(2**63)  # in place of a whole number that is not known
+
 Int = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
@@ -53,7 +55,7 @@ def changes(rows: pl.DataFrame, by: Sequence[str], order: Int | None = None) -> 
         column = rows[name]
         key = plain(column)
         if key is None:
-            column = column if order is None else column.gather(order)
+            column = column if order is None else column[order]
             begins[1:] |= column.ne_missing(column.shift()).to_numpy()[1:]
         else:
             key = key if order is None else key[order]
@@ -120,6 +122,29 @@ def numbered(*keys: npt.NDArray[Any]) -> tuple[Int, Int]:
     of = np.zeros(len(order), np.int64)
     of[order] = np.cumsum(of_its_own) - 1
     return run[order[of_its_own]], of[np.cumsum(opens) - 1]
+
+
+def filled(rows: pl.DataFrame, columns: Sequence[str]) -> list[Int]:
+    """The whole numbers of some columns, `NEVER` for null."""
+    lacking = [c for c in columns if rows[c].null_count()]
+    rows = rows.with_columns(pl.col(lacking).cast(pl.Int64).fill_null(NEVER)) if lacking else rows
+    return [rows[c].to_numpy().astype(np.int64, copy=False) for c in columns]
+
+
+def by_name(column: pl.Series) -> tuple[list[str], Int]:
+    """The distinct names in a column, '' for null, and which of them each row has."""
+    numbered = (
+        column if isinstance(column.dtype, (pl.Categorical, pl.Enum)) else column.cast(pl.Categorical())
+    )
+    code = numbered.to_physical().to_numpy()
+    if column.null_count():  # NumPy has no null among whole numbers
+        code = np.nan_to_num(code + 1).astype(np.int64)
+    # Codes are small numbers: counting them takes a fifth of the time that sorting takes.
+    first = np.full(int(code.max(initial=0)) + 1, -1)
+    first[code[::-1]] = np.arange(len(code))[::-1]
+    used = first >= 0
+    place = np.cumsum(used) - 1
+    return [name or "" for name in column[first[used]].cast(pl.String).to_list()], place[code]
 
 
 def changes_of(*keys: npt.NDArray[Any]) -> Bool:

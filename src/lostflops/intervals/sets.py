@@ -79,7 +79,38 @@ def paint(
     `end` of the run, and `account`: the layer's name, or null where none covers. For every window the runs
     add up to its length, exactly.
     """
-    return _painted(windows, _stacked(layers, windows, list(by)), list(layers), list(by), account)
+    keys, names = list(by), list(layers)
+    layered = (layer.select(*keys, "start", "end") for layer in layers.values())
+    under, *over = pl.collect_all([windows, *layered])
+    painted = _in_numbers(under, over, keys)
+    if painted is None:
+        layers = dict(zip(names, (rows.lazy() for rows in over), strict=True))
+        return _painted(under.lazy(), _stacked(layers, under.lazy(), keys), names, keys, account)
+    return _named(under, painted, names, account)
+
+
+def _in_numbers(under: pl.DataFrame, over: Sequence[pl.DataFrame], keys: list[str]) -> Runs | None:
+    """The runs of windows by a frame for each layer; None where a key is no whole number."""
+    columns: list[Int] = []
+    for key in (*keys, "start", "end"):
+        sides = [plain(side[key]) for side in (under, *over)]
+        if any(side is None for side in sides):
+            return None
+        columns.append(np.concatenate([side for side in sides if side is not None]))
+    of = np.repeat(np.arange(len(over)), [rows.height for rows in over])
+    height = under.height
+    layers = [column[height:] for column in columns]
+    # Rows of one layer nest: united first, a stack of frames is one interval.
+    first, reach = united([*layers[:-2], of], *layers[-2:])
+    layers = [*(column[first] for column in layers[:-1]), reach]
+    return painted([column[:height] for column in columns], layers, of[first], len(over))
+
+
+def _named(under: pl.DataFrame, runs: Runs, names: Sequence[str], account: str) -> pl.LazyFrame:
+    """The runs as rows: start, end, the name of the layer, then the other columns of their windows."""
+    named = pl.Series(account, [*names, None], dtype=pl.String)[runs.layer]
+    pieces = pl.DataFrame({"start": runs.start, "end": runs.end, account: named})
+    return pieces.hstack(under.drop("start", "end")[runs.window]).lazy()
 
 
 def paint_stacked(
@@ -105,13 +136,12 @@ def _painted(
     windows: pl.LazyFrame, layers: pl.LazyFrame, names: list[str], keys: list[str], account: str
 ) -> pl.LazyFrame:
     """`windows` painted with the union of each layer, which `_layer` numbers."""
-    pieces, code = _pieces(_in_windows(windows, keys).collect(), layers.collect(), len(names), keys)
-    named = pl.Series(account, [*names, None], dtype=pl.String).gather(code)
-    return pieces.insert_column(2, named).lazy()
+    under = _in_windows(windows, keys).collect()
+    return _named(under, _pieces(under, layers.collect(), len(names), keys), names, account)
 
 
-def _pieces(under: pl.DataFrame, over: pl.DataFrame, count: int, keys: list[str]) -> tuple[pl.DataFrame, Int]:
-    """The windows `under` cut into runs, start and end before their other columns, and each run's layer."""
+def _pieces(under: pl.DataFrame, over: pl.DataFrame, count: int, keys: list[str]) -> Runs:
+    """The runs of the windows `under` by the layers `over`."""
     sides = (under, over)
     start, end = (np.concatenate([side[c].to_numpy() for side in sides]) for c in ("start", "end"))
     edges = np.concatenate((start, end))
@@ -120,9 +150,7 @@ def _pieces(under: pl.DataFrame, over: pl.DataFrame, count: int, keys: list[str]
     if order is None:
         rows = pl.concat([side.select(keys) for side in sides])
         order = row_order(pl.concat([rows, rows]).with_columns(pl.Series("_at", edges)), [*keys, "_at"])
-    painted = _runs(edges, order, under.height, over["_layer"].to_numpy(), count)
-    runs = pl.DataFrame({"start": painted.start, "end": painted.end})
-    return runs.hstack(under.drop("start", "end")[painted.window]), painted.layer
+    return _runs(edges, order, under.height, over["_layer"].to_numpy(), count)
 
 
 class Runs(NamedTuple):

@@ -32,12 +32,12 @@ import numpy.typing as npt
 import polars as pl
 
 from lostflops import accounts, intervals
-from lostflops.intervals import Int
+from lostflops.intervals import NEVER, Int, by_name, filled
 from lostflops.naming.classification import moves_by_itself, operator_facts
 from lostflops.naming.host_causes import CAPTURE as CAPTURE_CALL
 from lostflops.naming.host_causes import Row, captures, cause_of, causes_of
 from lostflops.naming.step_marks import is_step_mark
-from lostflops.recipes.backward_threads import NODE, by_name, engines, lanes, with_doers
+from lostflops.recipes.backward_threads import NODE, lanes, with_doers
 from lostflops.recipes.dispatching import dispatching
 from lostflops.recipes.lost_kernels import lost, lost_between
 from lostflops.recipes.stretch_names import named
@@ -62,6 +62,7 @@ OTHER_HOST = "idle.other_host_work"
 UNRECORDED = "idle.unrecorded"
 UNEXPLAINED = "idle.unexplained"
 ACCOUNTS = tuple(accounts.ACCOUNTS)
+EVERY = pl.Enum(ACCOUNTS)
 # What a thread does that proves no cause by its name; after a wait, all but long calls and what else lasts
 # `LONG` without a call or an operator refill the queue.
 REFILLING = (LAUNCH_BOUND, OTHER_HOST)
@@ -126,15 +127,17 @@ def idle_by_cause(
     copies: Frame,
     launches: Frame,
     spans: pl.LazyFrame,
+    engines: pl.DataFrame,
     operators: Frame = None,
     ranges: Frame = None,
     frames: Frame = None,
 ) -> pl.LazyFrame:
     """Split each idle gap by cause: rank, step, start, end, account, gap (its number) and thread.
 
-    They add up to the gap. `gaps` has rank, step, start and end, `spans` is what `host_by_cause` gives. A gap
-    that ends with its step is ended by the next work after it. `thread` is the one that the cause was sought
-    on, null where none was: the one that launched the work, or that does its work in a backward pass.
+    They add up to the gap. `gaps` has rank, step, start and end, `spans` is what `host_by_cause` gives and
+    `engines` what `backward_threads.engines` does. A gap that ends with its step is ended by the next work
+    after it. `thread` is the one that the cause was sought on, null where none was: the one that launched the
+    work, or that does its work in a backward pass.
     """
     known = gaps.select("rank", "step", "start", "end").collect()
     rank, start, end = (known[c].to_numpy() for c in ("rank", "start", "end"))
@@ -164,7 +167,7 @@ def idle_by_cause(
         "end": until[sought],
         "gap": sought,
     }
-    doers = with_doers(pl.DataFrame(asked), engines(operators, ranges), launches, operators, ranges, frames)
+    doers = with_doers(pl.DataFrame(asked), engines, launches, operators, ranges, frames)
     charged = _charged(doers, spans.collect(), refilled, may_run)
     gap, start, end, account = (
         np.concatenate(parts)
@@ -180,25 +183,28 @@ def idle_by_cause(
     rows = held[intervals.sorted_by(rank[gap[held]], start[held])]
     every = {
         "rank": rank[gap[rows]],
-        "step": known["step"].gather(order[gap[rows]]),
+        "step": known["step"][order[gap[rows]]],
         "start": start[rows],
         "end": end[rows],
-        "account": pl.Series(NAMED, dtype=pl.String).gather(account[rows]),
+        "account": pl.Series(NAMED, dtype=pl.String)[account[rows]],
         "gap": gap[rows].astype(np.uint32),
-        "thread": pl.concat([pl.Series(charged.thread), nobody]).gather(rows),
+        "thread": pl.concat([pl.Series(charged.thread), nobody])[rows],
     }
     return _in_turn(pl.LazyFrame(every), ranks, kernels, copies)
 
 
-NEVER = -(2**63)  # in place of an instant, or of a thread, that is not known
 LAST = 2**63 - 1
 # What a stretch may be charged to, numbered: what host rows claim, then the rest.
 NAMED = (*CLAIMING, UNEXPLAINED, DEPENDENCY, UNRECORDED)
 
 
-def filled(column: pl.Series) -> Int:
-    """The whole numbers of a column, `NEVER` for null."""
-    return (column.fill_null(NEVER) if column.null_count() else column).to_numpy()
+def places(account: pl.Series, among: Sequence[str]) -> Int:
+    """The place of each account among some, -1 for others."""
+    code = account.cast(EVERY, strict=False).to_physical()
+    code = code.fill_null(len(ACCOUNTS)) if code.null_count() else code
+    number = {name: place for place, name in enumerate(among)}
+    place = np.array([*(number.get(name, -1) for name in ACCOUNTS), -1])
+    return place[code.to_numpy()]
 
 
 class _Charged(NamedTuple):
@@ -220,11 +226,11 @@ def _charged(doers: pl.DataFrame, spans: pl.DataFrame, refilled: Int, may_run: B
     unless that has a name of its own, is the price of the wait. A frame or a range that runs for long and
     calls nothing is no part of that: it would idle the device as long if nobody had waited.
     """
-    claims = {account: code for code, account in enumerate(CLAIMING)}
-    code = spans["account"].replace_strict(claims, default=None, return_dtype=pl.Int64)
-    spans = spans if not code.null_count() else spans.filter(code.is_not_null())
-    rank, thread, start, end = (spans[c].to_numpy() for c in TIMES)
-    layer = code.drop_nulls().to_numpy()
+    layer = places(spans["account"], CLAIMING)
+    held = np.flatnonzero(layer >= 0)
+    rank, thread, start, end, layer = (
+        column[held] for column in (*(spans[c].to_numpy() for c in TIMES), layer)
+    )
     first, reach = intervals.united((rank, thread, layer), start, end)
     layers = (rank[first], thread[first], start[first], reach)
     runs = intervals.painted([doers[c].to_numpy() for c in TIMES], layers, layer[first], len(CLAIMING))
@@ -317,6 +323,7 @@ def host_by_cause(
     kernels: Frame,
     copies: Frame,
     launches: Frame,
+    engines: pl.DataFrame,
     operators: Frame,
     ranges: Frame,
     frames: Frame,
@@ -331,8 +338,7 @@ def host_by_cause(
     threads = [ranks.select("rank", thread="main_thread").collect()]
     if (work := _work(kernels, copies)) is not None:
         threads.append(work.select("rank", "thread").collect())
-    pairs = engines(operators, ranges)
-    near = _lanes(*threads, *(pairs.select("rank", thread=role) for role in ("caller", "engine")))
+    near = _lanes(*threads, *(engines.select("rank", thread=role) for role in ("caller", "engine")))
     tables: dict[Row, Frame] = {"range": ranges, "operator": operators, "frame": frames, "launch": launches}
     *claims, layer = _host_claims(steps, ranks, tables, near)
     rank, thread, start, end = claims
@@ -355,7 +361,7 @@ def host_by_cause(
     )
     alphabetical = np.argsort(np.argsort(np.array(CLAIMING)))
     order = np.lexsort((start, alphabetical[code], thread, rank))
-    account = pl.Series(CLAIMING, dtype=pl.String).gather(code[order])
+    account = pl.Series(CLAIMING, dtype=pl.String)[code[order]]
     return pl.LazyFrame(
         {
             "rank": rank[order].astype(np.int32),
@@ -417,10 +423,10 @@ def _ended_by(rank: Int, end: Int, ranks: pl.LazyFrame, work: pl.DataFrame | Non
     if facts.height:
         known, first = np.unique(facts["rank"].to_numpy(), return_index=True)
         place, there = _found(np.searchsorted(known, rank), known, rank)
-        main_thread = np.where(there, filled(facts["main_thread"])[first[place]], NEVER)
+        main_thread = np.where(there, filled(facts, ["main_thread"])[0][first[place]], NEVER)
         host_only = there & facts["host_only"].to_numpy()[first[place]]
     if work is not None and work.height:
-        times = [filled(work[c]) for c in ("start", "launch_start", "launch_end", "thread")]
+        times = filled(work, ("start", "launch_start", "launch_end", "thread"))
         of = work["rank"].to_numpy()
         order = intervals.sorted_by(of, *(np.where(column == NEVER, LAST, column) for column in times))
         of, times = of[order], [column[order] for column in times]

@@ -14,8 +14,7 @@ import numpy as np
 import polars as pl
 
 from lostflops import intervals
-from lostflops.intervals import Int
-from lostflops.tables import NAME
+from lostflops.intervals import Int, by_name
 
 Frame = pl.LazyFrame | None
 LANE = ("rank", "thread")
@@ -73,20 +72,6 @@ def _marking(ranges: Frame) -> pl.DataFrame:
     rows = ranges.filter(pl.col("thread").is_not_null()).select(*LANE, "name").collect()
     names, of = by_name(rows["name"])
     return rows.filter(np.array([name.startswith("ProfilerStep") for name in names], np.bool_)[of])
-
-
-def by_name(column: pl.Series) -> tuple[list[str], Int]:
-    """The distinct names in a column, '' for null, and which of them each row has."""
-    numbered = column if isinstance(column.dtype, (pl.Categorical, pl.Enum)) else column.cast(NAME)
-    code = numbered.to_physical().to_numpy()
-    if column.null_count():  # NumPy has no null among whole numbers
-        code = np.nan_to_num(code + 1).astype(np.int64)
-    # Codes are small numbers: counting them takes a fifth of the time that sorting takes.
-    first = np.full(int(code.max(initial=0)) + 1, -1)
-    first[code[::-1]] = np.arange(len(code))[::-1]
-    used = first >= 0
-    place = np.cumsum(used) - 1
-    return [name or "" for name in column.gather(first[used]).cast(pl.String).to_list()], place[code]
 
 
 def lanes(*frames: pl.DataFrame) -> tuple[Int, Int, list[Int]]:

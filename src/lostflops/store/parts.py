@@ -2,13 +2,16 @@
 
     RUN/<table>/rank=<r>/part-*.parquet
     RUN/<table>/part-0.parquet
+    RUN/small/<table>.arrow
 
 Opening a file takes longer than most questions about a few thousand rows: a small table is one file, with its
-ranks in a column, however many ranks wrote it.
+ranks in a column, however many ranks wrote it. A very small one is there once more as a stream of Arrow,
+which is read in a tenth of the time.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import zlib
@@ -20,6 +23,7 @@ import polars as pl
 
 ENDING = ".parquet"
 JOINED = f"part-0{ENDING}"
+SMALL = "small"
 # A rank alone, or a slice, reads all of a table that was joined: that must not be much.
 JOINED_AT_MOST = 4 << 20
 BLOCK = 1 << 20
@@ -69,6 +73,30 @@ def join(run: Path, table: str) -> None:
     for inside in place.iterdir():
         shutil.rmtree(inside)
     _write(whole, place / JOINED)
+
+
+def write_copy(run: Path, table: str, rows: pl.DataFrame) -> StoredPart:
+    """Write a table's rows once more, as they are to be read."""
+    stream = io.BytesIO()
+    rows.rechunk().write_ipc_stream(stream, compression="lz4")
+    (run / SMALL).mkdir(exist_ok=True)
+    _copy(run, table).write_bytes(stream.getbuffer())
+    return StoredPart(stream.tell(), zlib.crc32(stream.getbuffer()))
+
+
+def read_copy(run: Path, table: str, written: StoredPart) -> pl.DataFrame | None:
+    """The rows that `write_copy` wrote, None where the file is not as it was `written`."""
+    try:
+        content = _copy(run, table).read_bytes()
+    except OSError:
+        return None
+    if StoredPart(len(content), zlib.crc32(content)) != written:
+        return None
+    return pl.read_ipc_stream(io.BytesIO(content))
+
+
+def _copy(run: Path, table: str) -> Path:
+    return run / SMALL / f"{table}.arrow"
 
 
 def scanned(files: Path | list[Path], joined: bool) -> pl.LazyFrame:

@@ -9,7 +9,6 @@ from lostflops import intervals
 from lostflops.columns import Id, Time
 from lostflops.intervals import Int
 from lostflops.recipe import Example, recipe
-from lostflops.recipes.accounting import filled
 from lostflops.tables import Copies, Kernels
 
 
@@ -89,7 +88,7 @@ STREAM = ("rank", "device", "stream")
 def _rows(table: pl.LazyFrame) -> list[Int]:
     """The columns that make a stream, then start and end."""
     rows = table.select(*STREAM, "start", "end").collect()
-    return [filled(column) for column in rows.cast(pl.Int64).iter_columns()]
+    return intervals.filled(rows, rows.columns)
 
 
 def _beside(steps: pl.DataFrame, work: list[list[Int]]) -> Int:

@@ -77,6 +77,7 @@ def host_spans(
     kernels: Kernels | None,
     copies: Copies | None,
     launches: Launches | None,
+    backward_engines: pl.LazyFrame,
     operators: Operators | None,
     ranges: Ranges | None,
     frames: Frames | None,
@@ -89,4 +90,5 @@ def host_spans(
     Idle time says what the device paid for a cause. What the host spends on it while the device is busy costs
     nothing by itself, but without it the host would run further ahead, and that hides other gaps.
     """
-    return host_by_cause(steps, ranks, kernels, copies, launches, operators, ranges, frames)
+    engines = backward_engines.collect()
+    return host_by_cause(steps, ranks, kernels, copies, launches, engines, operators, ranges, frames)

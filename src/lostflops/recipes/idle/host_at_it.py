@@ -11,7 +11,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.accounts import IDLE
 from lostflops.intervals import Int
-from lostflops.recipes.accounting import LAUNCH_BOUND, REFILLING
+from lostflops.recipes.accounting import LAUNCH_BOUND, REFILLING, places
 from lostflops.recipes.backward_threads import lanes
 
 
@@ -53,7 +53,7 @@ CODES = {account.name: code for code, account in enumerate(IDLE)}
 
 def _codes(rows: pl.DataFrame) -> Int:
     """The place of each row's account among those of idle time; -1 for one that is none of them."""
-    return rows["account"].replace_strict(CODES, default=-1, return_dtype=pl.Int64).to_numpy()
+    return places(rows["account"], [*CODES])
 
 
 class _Spans(NamedTuple):

@@ -51,6 +51,7 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 def idle_stretches(
     device_runs: pl.LazyFrame,
     host_spans: pl.LazyFrame,
+    backward_engines: pl.LazyFrame,
     ranks: Ranks,
     kernels: Kernels | None,
     copies: Copies | None,
@@ -64,4 +65,7 @@ def idle_stretches(
     `idle_causes` says how, and adds names.
     """
     gaps = device_runs.filter(pl.col("account").is_null()).drop("account")
-    return idle_by_cause(gaps, ranks, kernels, copies, launches, host_spans, operators, ranges, frames)
+    engines = backward_engines.collect()
+    return idle_by_cause(
+        gaps, ranks, kernels, copies, launches, host_spans, engines, operators, ranges, frames
+    )
