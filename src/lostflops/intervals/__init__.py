@@ -15,6 +15,7 @@ from lostflops.intervals.nesting import Forest, innermost, innermost_at, less_ch
 from lostflops.intervals.order import (
     Int,
     at_most,
+    changes_of,
     each_of,
     group_ids,
     numbered,
@@ -26,6 +27,7 @@ from lostflops.intervals.order import (
 from lostflops.intervals.sets import (
     coverage,
     cut,
+    in_order,
     inside,
     overlay,
     paint,
@@ -40,10 +42,12 @@ __all__ = [
     "Forest",
     "Int",
     "at_most",
+    "changes_of",
     "coverage",
     "cut",
     "each_of",
     "group_ids",
+    "in_order",
     "innermost",
     "innermost_at",
     "inside",
