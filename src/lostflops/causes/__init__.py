@@ -19,7 +19,7 @@ from lostflops.finding import Finding, milliseconds
 from .copies import join_copies
 from .declared import MADE, OF_DEVICES, Made, Recommended, asking_for, edits, remedies, shortened_by, verdicts
 from .gains import predicted
-from .given import Given, gather
+from .given import READS, Given, gather
 from .host import join_host, told_once
 from .page_findings import PageFindings
 from .purposes import STAGES, main_purpose
@@ -28,6 +28,7 @@ from .waiting import ARRIVES, EXPOSED, SLOW_LINK, asks_for, join_waiting
 
 __all__ = [
     "MADE",
+    "READS",
     "Given",
     "Made",
     "Recommended",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 import polars as pl
@@ -42,6 +44,7 @@ class Answer:
     findings: tuple[Finding, ...]
 
 
+LARGE = 16 << 20  # bytes of a table that is given up when nothing needs it any more
 AT_ONCE = 2  # parts of a job, so that memory does not grow with the cores
 PREDICTED = "predicted_gains"
 GAINS = pl.Schema(
@@ -63,11 +66,17 @@ class Session:
         self.trace = trace
         self._answers = Answers(trace)
         self._known: dict[str, pl.DataFrame | Skipped] = {}
+        self._readers = Counter[str]()  # how many that read a table will still be asked, as far as was told
         self._replay: Replay | None = None
         self._unsliced: Session = self if trace.whole is trace else Session(trace.whole)
 
-    def begin(self, names: Iterable[str], *more: Any) -> None:
-        """These recipes will be asked next: a session that can answer several at a time begins with them."""
+    def begin(self, names: Sequence[str], later: Sequence[str] = ()) -> None:
+        """These recipes will be asked next, and `later` some after them, as often as they stand there.
+
+        A session that can answer several at a time begins with the first. A large table is given up when all
+        that read it are answered: asked for again, it is computed again.
+        """
+        self._readers = Counter(read for name in (*names, *later) for read in _read_for(name))
 
     def run(self, name: str, **options: Any) -> Answer | Skipped:
         """The recipe's answer, or why it could not be given.
@@ -80,6 +89,7 @@ class Session:
             raise BadOption(f"'{wanted.name}' has no option '{shown(unknown[0])}'.")
         with engine_for(self.trace):
             table = self._table(wanted, options)
+            self._give_up(wanted.name)
             if isinstance(table, Skipped):
                 return Skipped(wanted.name, table.reason)
             found = tuple(wanted.findings(table))
@@ -140,6 +150,18 @@ class Session:
         if key not in self._known:
             self._known[key] = self._compute(wanted, options)
         return self._known[key]
+
+    def _give_up(self, answered: str) -> None:
+        """Let go of large tables that nothing reads after this recipe."""
+        for name in _read_for(answered):
+            self._readers[name] -= 1
+            table = self._known.get(f"{name}[]")
+            if (
+                self._readers[name] == 0
+                and isinstance(table, pl.DataFrame)
+                and table.estimated_size() > LARGE
+            ):
+                del self._known[f"{name}[]"]
 
     def _compute(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
         if wanted.whole and self._unsliced is not self:
@@ -202,6 +224,13 @@ class Session:
             return None if self.trace.has(name) else Skipped("", self.trace.absence(name))
         table = self._table(named(name), {})
         return table if isinstance(table, Skipped) else [table]
+
+
+@cache
+def _read_for(name: str) -> set[str]:
+    """A recipe, all that it reads, and what those read."""
+    read = (_read_for(needed.name) for needed in named(name).inputs if needed.name not in TABLES)
+    return {name}.union(*read)
 
 
 def _is_kept(wanted: Recipe) -> bool:

@@ -173,8 +173,6 @@ def _rounds(rank: Int, code: Int, forward: int, backward: int) -> Int:
 
 def _microbatches(spoken: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     """How many backward passes each rank begins in its steps."""
-    inside = spoken.join_asof(
-        windows, left_on="at", right_on="opened", by="rank", check_sortedness=False
-    )
+    inside = spoken.join_asof(windows, left_on="at", right_on="opened", by="rank", check_sortedness=False)
     begun = inside.filter((pl.col("at") < pl.col("closed")) & (pl.col("phase") == "backward"))
     return begun.group_by("rank").agg(microbatches=pl.struct("step", "round").n_unique().cast(pl.Int64))

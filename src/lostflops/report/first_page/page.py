@@ -44,6 +44,8 @@ LEDGER = pl.Schema(
 UNCLASSIFIED_PER_MILLE = 10
 # What lies outside of the time that counts is told from this share of a recording on.
 OUTSIDE_PER_MILLE = 10
+# What is asked after the findings, the last two only where a report draws moments.
+LATER = ("pipeline_passes", "device_runs", "idle_stretches")
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
 
 def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], None] | None) -> Page:
     names = sorted(name for name, known in recipes.of_the_page().items() if known.page)
-    session.begin(names)
+    session.begin(names, (*causes.READS, *LATER))
     answers: list[Answer] = []
     skipped: list[Skipped] = []
     for done, name in enumerate(names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -43,26 +44,30 @@ def _lost(trace: Trace, begun: pl.DataFrame) -> tuple[int, int]:
     calls, kernels = trace.table("launches"), trace.table("kernels")
     if calls is None or kernels is None:
         return 0, 0
-    named = calls.with_columns(pl.col("name").cast(pl.String))
+    names = calls.select(pl.col("name").unique()).collect()["name"].cast(pl.String).drop_nulls().to_list()
+    launch = [name for name in names if re.search(LAUNCHES, name)]
     launching = (
-        named.filter(pl.col("name").str.contains(LAUNCHES), pl.col("correlation").is_not_null())
+        calls.filter(pl.col("name").is_in(launch), pl.col("correlation").is_not_null())
         .select("rank", "thread", "correlation", "start")
         .collect()
     )
     ran = kernels.select("rank", "correlation", _ran=pl.lit(True)).drop_nulls().unique().collect()
     if launching.is_empty() or ran.is_empty():
         return 0, 0
-    names = named.select(pl.col("name").unique()).collect()["name"].drop_nulls().to_list()
-    captured = captures(named.select("rank", "thread", "start", "end", "name"), names).collect()
-    rows = launching.join(ran, on=["rank", "correlation"], how="left").sort("start")
+    captured = captures(calls.select("rank", "thread", "start", "end", "name"), names).collect()
+    rows = launching.join(ran, on=["rank", "correlation"], how="left")
     last = rows.filter("_ran").group_by("rank").agg(_last=pl.col("start").max())
     rows = rows.join(begun, on="rank").join(last, on="rank")
     rows = rows.filter(pl.col("start") >= pl.col("_from"), pl.col("start") <= pl.col("_last"))
     if captured.height:
         inside = captured.select("rank", "thread", _begin="start", _end="end").sort("_begin")
-        rows = rows.join_asof(
-            inside, left_on="start", right_on="_begin", by=["rank", "thread"], check_sortedness=False
-        ).filter((pl.col("start") >= pl.col("_end")).fill_null(True))
+        rows = (
+            rows.sort("start")
+            .join_asof(
+                inside, left_on="start", right_on="_begin", by=["rank", "thread"], check_sortedness=False
+            )
+            .filter((pl.col("start") >= pl.col("_end")).fill_null(True))
+        )
     return rows["_ran"].null_count(), rows.height
 
 
