@@ -91,8 +91,8 @@ def communication_waited_for(
     told = [waits.clear().select(*of[:3], account=pl.lit(""), in_pair="in_pair", time=length)]
     for since, until in _spans_of_time(does):
         meanwhile = pl.concat([_during(rows, since, until) for rows in does])
-        for met in _followed(_during(waits, since, until), meanwhile):
-            told.append(met.group_by(of).agg(time=length.sum()))
+        ends = _followed(_during(waits, since, until), meanwhile)
+        told += [met.group_by(of).agg(time=length.sum()) for met in ends]
     return pl.concat(told).group_by(of).agg(pl.col("time").sum()).sort(of).lazy()
 
 
