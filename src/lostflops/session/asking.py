@@ -23,6 +23,7 @@ from lostflops.store.answers import Answers
 from lostflops.store.trace import Trace
 from lostflops.tables import TABLES
 
+from . import ahead
 from .batches import Given, Group, answered, groups
 from .engine import engine_for
 
@@ -66,17 +67,59 @@ class Session:
         self.trace = trace
         self._answers = Answers(trace)
         self._known: dict[str, pl.DataFrame | Skipped] = {}
+        self._parts: dict[
+            str, list[pl.DataFrame]
+        ] = {}  # tables that were computed before they were asked for
         self._readers = Counter[str]()  # how many that read a table will still be asked, as far as was told
         self._replay: Replay | None = None
         self._unsliced: Session = self if trace.whole is trace else Session(trace.whole)
 
-    def begin(self, names: Sequence[str], later: Sequence[str] = ()) -> None:
+    def begin(
+        self, names: Sequence[str], later: Sequence[str] = (), tell: Callable[[int, int], None] | None = None
+    ) -> None:
         """These recipes will be asked next, and `later` some after them, as often as they stand there.
 
-        A session that can answer several at a time begins with the first. A large table is given up when all
-        that read it are answered: asked for again, it is computed again.
+        Of a large job, those whose ranks are independent are answered now; `tell(done, of)` is called with
+        the groups of ranks that are done. A large table is given up when all that read it are answered:
+        asked for again, it is computed again.
         """
         self._readers = Counter(read for name in (*names, *later) for read in _read_for(name))
+        parts = groups(self.trace)
+        if len(parts) < 2 or ahead.processes() < 2:
+            return
+        needed = dict[str, None]()
+        for name in names:
+            self._need(name, needed)
+        apart = [name for name in needed if all(named(n).scope == "rank" for n in _read_for(name))]
+        read_here = (named(name).inputs for name in needed if name not in apart)
+        told = {*names, *later, *(i.name for inputs in read_here for i in inputs)}.intersection(apart)
+        if apart:
+            self._compare(apart)
+            some = [part for part in parts if part is not None]
+            self._parts = ahead.answers(self.trace, some, apart, sorted(told), tell)
+
+    def _need(self, name: str, needed: dict[str, None]) -> None:
+        """Add the recipes that have to be computed to answer this one, each after those that it reads."""
+        wanted = named(name)
+        if (
+            name in needed
+            or (wanted.whole and self._unsliced is not self)
+            or self._lacking(wanted) is not None
+        ):
+            return
+        if (kept := self._kept(wanted, {})) is not None:
+            self._known[f"{name}[]"] = kept
+            return
+        for read in wanted.inputs:
+            if read.name not in TABLES:
+                self._need(read.name, needed)
+        needed[name] = None
+
+    def _compare(self, recipes: Sequence[str]) -> None:
+        """Raise DamagedStore when a table that one of these recipes reads is not what was written."""
+        for table in {read.name for name in recipes for read in named(name).inputs}:
+            if table in TABLES and self.trace.has(table):
+                self.trace.compare(table)
 
     def run(self, name: str, **options: Any) -> Answer | Skipped:
         """The recipe's answer, or why it could not be given.
@@ -192,6 +235,8 @@ class Session:
                     return found
                 found = []
             given[needed.name] = found
+        if not options and (known := self._parts.pop(wanted.name, None)) is not None:
+            return pl.concat(known, rechunk=True)
         parts = groups(self.trace) if wanted.scope == "rank" else [None]
         if len(parts) == 1:
             return answered(wanted, self.trace, given, parts[0], options)

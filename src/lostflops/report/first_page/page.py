@@ -130,7 +130,11 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
 
 def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], None] | None) -> Page:
     names = sorted(name for name, known in recipes.of_the_page().items() if known.page)
-    session.begin(names, (*causes.READS, *LATER))
+    session.begin(
+        names,
+        (*causes.READS, *LATER),
+        (lambda done, of: on_recipe("questions of each rank", done, of)) if on_recipe else None,
+    )
     answers: list[Answer] = []
     skipped: list[Skipped] = []
     for done, name in enumerate(names):
