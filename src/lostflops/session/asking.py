@@ -223,7 +223,9 @@ class Session:
         return self._answers.read(wanted.name, options) if _is_kept(wanted) else None
 
     def _made(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
-        """The recipe's table, computed now."""
+        """The recipe's table, computed now where that was not done ahead."""
+        if not options and (known := self._parts.pop(wanted.name, None)) is not None:
+            return pl.concat(known, rechunk=True)
         lacking = self._lacking(wanted)
         if lacking is not None:
             return lacking
@@ -235,8 +237,6 @@ class Session:
                     return found
                 found = []
             given[needed.name] = found
-        if not options and (known := self._parts.pop(wanted.name, None)) is not None:
-            return pl.concat(known, rechunk=True)
         parts = groups(self.trace) if wanted.scope == "rank" else [None]
         if len(parts) == 1:
             return answered(wanted, self.trace, given, parts[0], options)
