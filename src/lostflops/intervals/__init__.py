@@ -15,6 +15,7 @@ from lostflops.intervals.nesting import Forest, innermost, innermost_at, less_ch
 from lostflops.intervals.order import (
     Int,
     at_most,
+    changes,
     changes_of,
     each_of,
     group_ids,
@@ -42,6 +43,7 @@ __all__ = [
     "Forest",
     "Int",
     "at_most",
+    "changes",
     "changes_of",
     "coverage",
     "cut",
