@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 
 import polars as pl
 
@@ -31,13 +32,23 @@ class ReplayedSteps:
 
 
 Key = tuple[int, ...]
-_known: ContextVar[dict[Key, ReplayedSteps | str] | None] = ContextVar("known", default=None)
+
+
+@dataclass
+class _Known:
+    """What was replayed in a block, and a lock, since two recipes may ask at a time."""
+
+    steps: dict[Key, ReplayedSteps | str] = field(default_factory=dict[Key, ReplayedSteps | str])
+    lock: Lock = field(default_factory=Lock)
+
+
+_known: ContextVar[_Known | None] = ContextVar("known", default=None)
 
 
 @contextmanager
 def replayed_once() -> Generator[None]:
     """Replay the same steps of one trace once in this block, however many recipes ask for them."""
-    before = _known.set({})
+    before = _known.set(_Known())
     try:
         yield
     finally:
@@ -55,19 +66,23 @@ def replayed_steps(
     steps, matches = _last_steps(counted_steps.collect(), communication_matches.collect())
     if steps["rank"].n_unique() < 2 or not matches["instance"].count():
         return ""
-    known = _known.get()
-    key = _key(steps, matches)
-    if known is None or key not in known:
+
+    def replayed() -> ReplayedSteps | str:
         windows = steps.group_by("rank").agg(pl.col("start").min(), pl.col("end").max())
         work = kernels.select(
             "rank", "start", "end", "stream", "correlation", "family", "launch_start", "phase"
         )
         given = pl.collect_all([within(t, windows) for t in (device_runs, idle_stretches, work)])
-        told = _replayed(steps, matches, *given)
-        if known is None:
-            return told
-        known[key] = told
-    return known[key]
+        return _replayed(steps, matches, *given)
+
+    known = _known.get()
+    if known is None:
+        return replayed()
+    key = _key(steps, matches)
+    with known.lock:
+        if key not in known.steps:
+            known.steps[key] = replayed()
+        return known.steps[key]
 
 
 def _key(steps: pl.DataFrame, matches: pl.DataFrame) -> Key:

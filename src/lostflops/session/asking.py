@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from threading import Lock, Thread
 from typing import Any
 
 import polars as pl
 
-from lostflops.errors import BadOption, shown
+from lostflops.errors import BadOption, LostflopsError, shown
 from lostflops.finding import Finding, PredictedGain
 from lostflops.recipe import Recipe
 from lostflops.recipes import named
@@ -67,10 +70,10 @@ class Session:
         self.trace = trace
         self._answers = Answers(trace)
         self._known: dict[str, pl.DataFrame | Skipped] = {}
-        self._parts: dict[
-            str, list[pl.DataFrame]
-        ] = {}  # tables that were computed before they were asked for
+        self._locks: dict[str, Lock] = {}  # of each table: two threads may ask
+        self._parts: dict[str, list[pl.DataFrame]] = {}  # tables that were computed ahead
         self._readers = Counter[str]()  # how many that read a table will still be asked, as far as was told
+        self._begun: list[str] = []  # what was asked, as far as that was told
         self._replay: Replay | None = None
         self._unsliced: Session = self if trace.whole is trace else Session(trace.whole)
 
@@ -80,8 +83,8 @@ class Session:
         """These recipes will be asked next, and `later` some after them, as often as they stand there.
 
         Of a large job, those whose ranks are independent are answered now; `tell(done, of)` is called with
-        the groups of ranks that are done. A large table is given up when all that read it are answered:
-        asked for again, it is computed again.
+        the groups of ranks that are done. Of the others the last are answered while the first are asked. A
+        large table is given up when all that read it are answered: asked for again, it is computed again.
         """
         self._readers = Counter(read for name in (*names, *later) for read in _read_for(name))
         parts = groups(self.trace)
@@ -97,6 +100,18 @@ class Session:
             self._compare(apart)
             some = [part for part in parts if part is not None]
             self._parts = ahead.answers(self.trace, some, apart, sorted(told), tell)
+        rest = [name for name in names if name in needed and name not in apart]
+        # Most of them work on one core: the others would idle.
+        context = copy_context()
+        Thread(target=lambda: context.run(self._answer_from_the_last, rest), daemon=True).start()
+
+    def _answer_from_the_last(self, names: Sequence[str]) -> None:
+        """Answer recipes until those are met that were asked. Who asks for one that fails meets the error."""
+        for name in reversed(names):
+            if name in self._begun:
+                return
+            with suppress(LostflopsError):
+                self._table(named(name), {})
 
     def _need(self, name: str, needed: dict[str, None]) -> None:
         """Add the recipes that have to be computed to answer this one, each after those that it reads."""
@@ -130,6 +145,7 @@ class Session:
         unknown = sorted(set(options) - {o.name for o in wanted.options})
         if unknown:
             raise BadOption(f"'{wanted.name}' has no option '{shown(unknown[0])}'.")
+        self._begun.append(wanted.name)
         with engine_for(self.trace):
             table = self._table(wanted, options)
             self._give_up(wanted.name)
@@ -190,9 +206,11 @@ class Session:
 
     def _table(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
         key = f"{wanted.name}{sorted(options.items())}"
-        if key not in self._known:
-            self._known[key] = self._compute(wanted, options)
-        return self._known[key]
+        with self._locks.setdefault(key, Lock()):
+            table = self._known.get(key)
+            if table is None:
+                table = self._known[key] = self._compute(wanted, options)
+            return table
 
     def _give_up(self, answered: str) -> None:
         """Let go of large tables that nothing reads after this recipe."""
