@@ -69,7 +69,8 @@ def idle_of(
 ) -> pl.LazyFrame:
     """The gaps by cause and name."""
     spans = accounting.host_by_cause(steps, ranks, kernels, copies, launches, *named_rows)
-    stretches = accounting.idle_by_cause(gaps, ranks, kernels, copies, launches, spans, *named_rows)
+    numbered = gaps.sort("rank", "start").with_row_index("gap")
+    stretches = accounting.idle_by_cause(numbered, ranks, kernels, copies, launches, spans, *named_rows)
     return accounting.with_names(stretches, launches, *named_rows)
 
 

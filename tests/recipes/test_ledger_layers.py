@@ -68,7 +68,7 @@ def idle(
     steps = example_table(STEPS, [{"rank": rank, "start": 0, "end": 90} for rank in (0, 1)])
     holes = pl.LazyFrame(
         gaps, {"rank": pl.Int32, "start": pl.Int64, "end": pl.Int64}, orient="row"
-    ).with_columns(step=pl.lit(0, dtype=pl.Int32))
+    ).with_columns(step=pl.lit(0, dtype=pl.Int32), gap=pl.int_range(pl.len(), dtype=pl.UInt32))
     rows = None if operators is None else example_table(OPERATORS, operators)
     spans = accounting.host_by_cause(steps, ranks, kernels, None, calls, rows, None, None)
     causes = accounting.idle_by_cause(holes, ranks, kernels, None, calls, spans, rows)

@@ -72,7 +72,8 @@ class Session:
         self._known: dict[str, pl.DataFrame | Skipped] = {}
         self._locks: dict[str, Lock] = {}  # of each table: two threads may ask
         self._parts: dict[str, list[pl.DataFrame]] = {}  # tables that were computed ahead
-        self._readers = Counter[str]()  # how many that read a table will still be asked, as far as was told
+        # As far as was told, how often each will still be asked, and how many that lead to reading it.
+        self._asks, self._readers = Counter[str](), Counter[str]()
         self._begun: list[str] = []  # what was asked, as far as that was told
         self._replay: Replay | None = None
         self._unsliced: Session = self if trace.whole is trace else Session(trace.whole)
@@ -86,7 +87,8 @@ class Session:
         the groups of ranks that are done. Of the others the last are answered while the first are asked. A
         large table is given up when all that read it are answered: asked for again, it is computed again.
         """
-        self._readers = Counter(read for name in (*names, *later) for read in _read_for(name))
+        self._asks = Counter((*names, *later))
+        self._readers = Counter(read for name in self._asks.elements() for read in _read_for(name))
         parts = groups(self.trace)
         if len(parts) < 2 or ahead.processes() < 2:
             return
@@ -214,15 +216,20 @@ class Session:
 
     def _give_up(self, answered: str) -> None:
         """Let go of large tables that nothing reads after this recipe."""
-        for name in _read_for(answered):
-            self._readers[name] -= 1
+        self._asks[answered] -= 1
+        self._readers.subtract(_read_for(answered))
+        for name in [name for name in self._readers if not self._is_needed(name)]:
             table = self._known.get(f"{name}[]")
-            if (
-                self._readers[name] == 0
-                and isinstance(table, pl.DataFrame)
-                and table.estimated_size() > LARGE
-            ):
+            if isinstance(table, pl.DataFrame) and table.estimated_size() > LARGE:
                 del self._known[f"{name}[]"]
+
+    def _is_needed(self, name: str) -> bool:
+        """Whether a recipe will be asked for, or another that reads it has to be computed."""
+        return self._asks[name] > 0 or any(
+            self._readers[reader] > 0 and f"{reader}[]" not in self._known
+            for reader in self._readers
+            if any(needed.name == name for needed in named(reader).inputs)
+        )
 
     def _compute(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
         if wanted.whole and self._unsliced is not self:
@@ -255,7 +262,7 @@ class Session:
                     return found
                 found = []
             given[needed.name] = found
-        parts = groups(self.trace) if wanted.scope == "rank" else [None]
+        parts = groups(self.trace) if wanted.apart else [None]
         if len(parts) == 1:
             return answered(wanted, self.trace, given, parts[0], options)
 

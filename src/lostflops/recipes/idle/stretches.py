@@ -17,6 +17,7 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     scope="job",
     page=False,
     whole=True,
+    apart=True,
     columns={
         "rank": Id("rank"),
         "step": Id("step number"),
@@ -49,7 +50,7 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     ],
 )
 def idle_stretches(
-    device_runs: pl.LazyFrame,
+    idle_gaps: pl.LazyFrame,
     host_spans: pl.LazyFrame,
     ranks: Ranks,
     kernels: Kernels | None,
@@ -63,5 +64,4 @@ def idle_stretches(
 
     `idle_causes` says how, and adds names.
     """
-    gaps = device_runs.filter(pl.col("account").is_null()).drop("account")
-    return idle_by_cause(gaps, ranks, kernels, copies, launches, host_spans, operators, ranges, frames)
+    return idle_by_cause(idle_gaps, ranks, kernels, copies, launches, host_spans, operators, ranges, frames)
