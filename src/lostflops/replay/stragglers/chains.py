@@ -33,7 +33,7 @@ FIXED = (EARLY,)
 """Kinds that stay as they are, whatever is asked."""
 P2P = "send and receive"
 USUAL_VARIANTS = 16  # of the lags: one for each kind, stage and pipeline, and two for most
-AT_ONCE = 1 << 24  # lags held at once when many variants are replayed
+AT_ONCE = 1 << 23  # lags held at once when many variants are replayed
 
 
 @dataclass(frozen=True, eq=False)
