@@ -193,7 +193,9 @@ def test_large_tables_are_given_up_when_all_that_read_them_are_answered(
 def test_who_is_waited_for_does_not_depend_on_spans_of_time(
     trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    once = told(trace, "communication_waited_for")
+    session, wanted = unkept(trace), named("communication_waited_for")
+    given = [session._asked(named(needed.name)) for needed in wanted.inputs]
+    frames = [None if table is None else table.lazy() for table in given]
+    once = wanted(*frames).collect()
     monkeypatch.setattr(waited_for, "AT_ONCE", 1_000)
-    again = told(trace, "communication_waited_for")
-    assert once is not None and again is not None and once.height and once.equals(again)
+    assert once.height and wanted(*frames).collect().equals(once)

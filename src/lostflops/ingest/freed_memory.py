@@ -15,7 +15,7 @@ KEPT_BYTES = 64 << 20  # of freed memory, at most
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt's names for them, in <malloc.h>
 
 # Polars' allocator reads this when Polars is loaded.
-COLUMNS, FOR_SECONDS = "_RJEM_MALLOC_CONF", 1
+COLUMNS, FOR_SECONDS = "_RJEM_MALLOC_CONF", 3
 
 _ours = False
 
@@ -35,7 +35,7 @@ def keep() -> None:
 
 
 def keep_columns() -> None:
-    """Have Polars keep what it frees for a second, not the half of one. The first page of a large job frees
+    """Have Polars keep what it frees for some seconds, not half of one. The first page of a large job frees
     and takes the same memory for each question, and faults are a tenth of its processor time.
 
     Processes that this one starts inherit it. It does nothing once Polars is loaded.
