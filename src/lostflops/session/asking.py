@@ -215,7 +215,9 @@ class Session:
             return table
 
     def _give_up(self, answered: str) -> None:
-        """Let go of large tables that nothing reads after this recipe."""
+        """Let go of large tables that nothing reads after this recipe, one of those that were told."""
+        if self._asks[answered] <= 0:
+            return
         self._asks[answered] -= 1
         self._readers.subtract(_read_for(answered))
         for name in [name for name in self._readers if not self._is_needed(name)]:
