@@ -17,7 +17,6 @@ import msgspec
 import polars as pl
 
 from lostflops.errors import LostflopsError
-from lostflops.ingest import freed_memory
 from lostflops.recipes import named
 from lostflops.store.trace import Trace
 from lostflops.tables import TABLES
@@ -66,7 +65,6 @@ def tables(trace: Trace, group: Group, recipes: Sequence[str]) -> dict[str, pl.D
 
 
 def main() -> None:
-    freed_memory.process_is_ours()
     for line in sys.stdin.buffer:
         task = msgspec.json.decode(line, type=Task)
         try:
