@@ -151,8 +151,9 @@ def _spoken(operators: pl.LazyFrame | None, windows: pl.DataFrame) -> pl.DataFra
     rank, at = (rows[c].to_numpy() for c in ("rank", "at"))
     order = intervals.sorted_by(rank, at, code)
     rank, at, code = rank[order], at[order], code[order]
-    number = _rounds(rank, code, *(known.index(w) if w in known else -1 for w in ("forward", "backward")))
-    step = intervals.at_most(*(windows[c].to_numpy() for c in ("rank", "opened")), rank, at)
+    forward, backward = (known.index(word) if word in known else -1 for word in ("forward", "backward"))
+    number = _rounds(rank, code, forward, backward)
+    step = intervals.at_most(windows["rank"].to_numpy(), windows["opened"].to_numpy(), rank, at)
     # Between two changes all operators say the same.
     first = np.flatnonzero(intervals.changes_of(rank, code, number, step))
     said = pl.Series(known, dtype=pl.String).gather(code[first])
