@@ -144,12 +144,12 @@ def test_recipes_of_ranks_are_answered_ahead_by_processes(
     session.begin(["kernel_summary", "communication_wait"], ["host_spans"], lambda *done: told.append(done))
     assert told == [(1, 3), (2, 3), (3, 3)]
     # What recipes of ranks alone read of each other stays there.
-    assert set(session._parts) == {"kernel_summary", "compute_gaps", "step_totals"}
+    assert set(session._ahead) == {"kernel_summary", "compute_gaps", "step_totals"}
     alone = unkept(trace)
     for name in ("kernel_summary", "communication_wait"):
         one, other = session.run(name), alone.run(name)
         assert isinstance(one, Answer) and isinstance(other, Answer) and one.table.equals(other.table)
-    assert not session._parts.get("kernel_summary")
+    assert not session._ahead.get("kernel_summary")
 
 
 @pytest.mark.usefixtures("in_pairs")
@@ -159,7 +159,7 @@ def test_processes_that_die_cost_no_answer(trace: Trace, monkeypatch: pytest.Mon
     session = unkept(trace)
     session.begin(["kernel_summary"])
     said, expected = session.run("kernel_summary"), unkept(trace).run("kernel_summary")
-    assert not session._parts
+    assert not session._ahead
     assert isinstance(said, Answer) and isinstance(expected, Answer) and said.table.equals(expected.table)
 
 

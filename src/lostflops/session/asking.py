@@ -71,7 +71,7 @@ class Session:
         self._answers = Answers(trace)
         self._known: dict[str, pl.DataFrame | Skipped] = {}
         self._locks: dict[str, Lock] = {}  # of each table: two threads may ask
-        self._parts: dict[str, list[pl.DataFrame]] = {}  # tables that were computed ahead
+        self._ahead: dict[str, list[pl.DataFrame]] = {}  # tables that were computed ahead
         # As far as was told, how often each will still be asked, and how many that lead to reading it.
         self._asks, self._readers = Counter[str](), Counter[str]()
         self._begun: list[str] = []  # what was asked, as far as that was told
@@ -101,7 +101,7 @@ class Session:
         if apart:
             self._compare(apart)
             some = [part for part in parts if part is not None]
-            self._parts = ahead.answers(self.trace, some, apart, sorted(told), tell)
+            self._ahead = ahead.answers(self.trace, some, apart, sorted(told), tell)
         rest = [name for name in names if name in needed and name not in apart]
         # Most of them work on one core: the others would idle.
         context = copy_context()
@@ -251,7 +251,7 @@ class Session:
 
     def _made(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
         """The recipe's table, computed now where that was not done ahead."""
-        if not options and (known := self._parts.pop(wanted.name, None)) is not None:
+        if not options and (known := self._ahead.pop(wanted.name, None)) is not None:
             return pl.concat(known, rechunk=True)
         lacking = self._lacking(wanted)
         if lacking is not None:
