@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lostflops.accounts import ACCOUNTS as DOCUMENTED
 from lostflops.intervals.matching import matches
 from lostflops.recipes import accounting, named
+from lostflops.recipes.idle.idle_gaps import idle_gaps
 from lostflops.store.trace import ONE_PER_DEVICE
 from lostflops.tables import COPIES, FRAMES, KERNELS, RANKS, STEPS, TABLES
 from lostflops.testing import example_table, on_example
@@ -69,7 +70,7 @@ def idle_of(
 ) -> pl.LazyFrame:
     """The gaps by cause and name."""
     spans = accounting.host_by_cause(steps, ranks, kernels, copies, launches, *named_rows)
-    numbered = gaps.sort("rank", "start").with_row_index("gap")
+    numbered = idle_gaps(gaps.with_columns(account=pl.lit(None, dtype=pl.String)))
     stretches = accounting.idle_by_cause(numbered, ranks, kernels, copies, launches, spans, *named_rows)
     return accounting.with_names(stretches, launches, *named_rows)
 

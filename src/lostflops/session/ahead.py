@@ -8,14 +8,15 @@ group read of each other is given back with the group.
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
-import msgspec
 import polars as pl
 
 from lostflops.store.trace import Trace
@@ -93,11 +94,11 @@ class _Process:
         take, give = self._process.stdout, self._process.stdin
         assert take is not None and give is not None
         try:
-            give.write(msgspec.json.encode(task) + b"\n")
+            give.write(json.dumps(asdict(task)).encode() + b"\n")
             give.flush()
-            sizes = msgspec.json.decode(take.readline(), type=dict[str, int])
+            sizes: dict[str, int] = json.loads(take.readline())
             streams = {name: take.read(size) for name, size in sizes.items()}
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, ValueError):
             return {}
         if any(len(streams[name]) < size for name, size in sizes.items()):
             return {}

@@ -8,12 +8,13 @@ it. A recipe that fails is left out, with those that read it: who asks computes 
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import msgspec
 import polars as pl
 
 from lostflops.errors import LostflopsError
@@ -24,21 +25,25 @@ from lostflops.tables import TABLES
 from .batches import Given, Group, answered
 
 
-class Task(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Task:
     """Recipes for a group of ranks: `recipes` in an order in which each comes after those that it reads, of
     which the tables of `told` are asked for."""
 
     run: str
-    ranks: list[int] | None  # of the slice
-    steps: tuple[int, int] | None
-    group: Group
-    recipes: list[str]
-    told: list[str]
+    ranks: Sequence[int] | None  # of the slice
+    steps: Sequence[int] | None
+    group: Sequence[int]
+    recipes: Sequence[str]
+    told: Sequence[str]
 
     def opened(self) -> Trace:
         trace = _opened(self.run)
+        if self.ranks is None and self.steps is None:
+            return trace
         ranks = None if self.ranks is None else frozenset(self.ranks)
-        return trace if ranks is None and self.steps is None else trace.select(ranks, self.steps)
+        steps = None if self.steps is None else (self.steps[0], self.steps[1])
+        return trace.select(ranks, steps)
 
 
 @lru_cache(maxsize=1)
@@ -66,14 +71,14 @@ def tables(trace: Trace, group: Group, recipes: Sequence[str]) -> dict[str, pl.D
 
 def main() -> None:
     for line in sys.stdin.buffer:
-        task = msgspec.json.decode(line, type=Task)
+        task = Task(**json.loads(line))
         try:
-            found = tables(task.opened(), task.group, task.recipes)
+            found = tables(task.opened(), tuple(task.group), task.recipes)
         except LostflopsError:
             found = {}
         streams = {name: _stream(found[name]) for name in task.told if name in found}
         sizes = {name: stream.nbytes for name, stream in streams.items()}
-        sys.stdout.buffer.write(msgspec.json.encode(sizes) + b"\n")
+        sys.stdout.buffer.write(json.dumps(sizes).encode() + b"\n")
         for stream in streams.values():
             sys.stdout.buffer.write(stream)
         sys.stdout.buffer.flush()
