@@ -22,7 +22,7 @@ import polars as pl
 from lostflops.store.trace import Trace
 
 from .batches import Group
-from .worker import Task
+from .worker import GroupTask
 
 MOST_PROCESSES = 4  # so that memory does not grow with the cores
 
@@ -44,7 +44,7 @@ def answers(
     """
     ranks = None if trace.ranks is None else sorted(trace.ranks)
     tasks = [
-        Task(str(trace.path.absolute()), ranks, trace.steps, group, list(recipes), list(told))
+        GroupTask(str(trace.path.absolute()), ranks, trace.steps, group, list(recipes), list(told))
         for group in groups
     ]
     waiting, found = list(enumerate(tasks))[::-1], dict[int, dict[str, pl.DataFrame]]()
@@ -90,7 +90,7 @@ class _Process:
         self._process.kill()
         self._process.communicate()
 
-    def answers(self, task: Task) -> dict[str, pl.DataFrame]:
+    def answers(self, task: GroupTask) -> dict[str, pl.DataFrame]:
         take, give = self._process.stdout, self._process.stdin
         assert take is not None and give is not None
         try:

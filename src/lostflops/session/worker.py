@@ -26,7 +26,7 @@ from .batches import Given, Group, answered
 
 
 @dataclass(frozen=True)
-class Task:
+class GroupTask:
     """Recipes for a group of ranks: `recipes` in an order in which each comes after those that it reads, of
     which the tables of `told` are asked for."""
 
@@ -71,7 +71,7 @@ def tables(trace: Trace, group: Group, recipes: Sequence[str]) -> dict[str, pl.D
 
 def main() -> None:
     for line in sys.stdin.buffer:
-        task = Task(**json.loads(line))
+        task = GroupTask(**json.loads(line))
         try:
             found = tables(task.opened(), tuple(task.group), task.recipes)
         except LostflopsError:
