@@ -135,6 +135,7 @@ class Recipe:
     options: tuple[Option, ...]
     page: bool
     whole: bool
+    apart: bool
     declared: dict[str, Declared] = field(default_factory=dict[str, Declared])
 
     def __call__(self, *frames: pl.LazyFrame | None, **options: Any) -> pl.LazyFrame:
@@ -185,11 +186,14 @@ def recipe(
     plot: Plot | None = None,
     page: bool = True,
     whole: bool = False,
+    apart: bool = False,
 ) -> Callable[[Callable[..., pl.LazyFrame]], Recipe]:
     """Declare a recipe. `scope='rank'` promises that ranks are independent and that their rows stand in the
     order of ranks: a cluster computes them apart. `page=False` keeps a recipe that only feeds others out of
     the report. `whole` says that what a row tells may depend on rows far from it: the recipe always reads the
-    whole run, and its rows are cut to the steps and ranks that were asked for."""
+    whole run, and its rows are cut to the steps and ranks that were asked for. `apart` says of a recipe of
+    the job that others matter to a rank only through the recipes that it reads, and that its rows stand in
+    the order of ranks: it is answered for some ranks at a time, so that memory does not follow the job."""
 
     def declare(function: Callable[..., pl.LazyFrame]) -> Recipe:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -216,6 +220,7 @@ def recipe(
             options=tuple(options),
             page=page,
             whole=whole,
+            apart=apart or scope == "rank",
         )
 
     return declare

@@ -15,6 +15,7 @@ from lostflops.accounts import ACCOUNTS as DOCUMENTED
 from lostflops.intervals.matching import matches
 from lostflops.recipes import accounting, named
 from lostflops.recipes.backward_threads import engines
+from lostflops.recipes.idle.idle_gaps import idle_gaps
 from lostflops.store.trace import ONE_PER_DEVICE
 from lostflops.tables import COPIES, FRAMES, KERNELS, RANKS, STEPS, TABLES
 from lostflops.testing import example_table, on_example
@@ -71,7 +72,10 @@ def idle_of(
     """The gaps by cause and name."""
     pairs = engines(*named_rows[:2])
     spans = accounting.host_by_cause(steps, ranks, kernels, copies, launches, pairs, *named_rows)
-    stretches = accounting.idle_by_cause(gaps, ranks, kernels, copies, launches, spans, pairs, *named_rows)
+    numbered = idle_gaps(gaps.with_columns(account=pl.lit(None, dtype=pl.String)))
+    stretches = accounting.idle_by_cause(
+        numbered, ranks, kernels, copies, launches, spans, pairs, *named_rows
+    )
     return accounting.with_names(stretches, launches, *named_rows)
 
 

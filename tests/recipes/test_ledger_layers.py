@@ -10,6 +10,7 @@ import polars as pl
 
 from lostflops.recipes import accounting
 from lostflops.recipes.backward_threads import engines
+from lostflops.recipes.idle.idle_gaps import idle_gaps
 from lostflops.tables import COLLECTIVES, COPIES, KERNELS, LAUNCHES, OPERATORS, RANKS, STEPS
 from lostflops.testing import example_table
 
@@ -69,11 +70,11 @@ def idle(
     steps = example_table(STEPS, [{"rank": rank, "start": 0, "end": 90} for rank in (0, 1)])
     holes = pl.LazyFrame(
         gaps, {"rank": pl.Int32, "start": pl.Int64, "end": pl.Int64}, orient="row"
-    ).with_columns(step=pl.lit(0, dtype=pl.Int32))
+    ).with_columns(step=pl.lit(0, dtype=pl.Int32), account=pl.lit(None, dtype=pl.String))
     rows = None if operators is None else example_table(OPERATORS, operators)
     pairs = engines(rows, None)
     spans = accounting.host_by_cause(steps, ranks, kernels, None, calls, pairs, rows, None, None)
-    causes = accounting.idle_by_cause(holes, ranks, kernels, None, calls, spans, pairs, rows)
+    causes = accounting.idle_by_cause(idle_gaps(holes), ranks, kernels, None, calls, spans, pairs, rows)
     return accounting.with_names(causes, calls, rows, None, None).collect()
 
 

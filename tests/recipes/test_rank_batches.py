@@ -8,15 +8,17 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
+from lostflops.errors import LostflopsError
 from lostflops.ingest import job
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
-from lostflops.recipes import recipes, replayed_steps
+from lostflops.recipes import named, recipes, replayed_steps
+from lostflops.recipes.communication import waited_for
 from lostflops.replay.stragglers.chains import RankChains
 from lostflops.report.document import document
 from lostflops.report.first_page.page import page
-from lostflops.session import Answer, Session, Skipped, batches
+from lostflops.session import Answer, Session, Skipped, ahead, asking, batches, worker
 from lostflops.store import parts
 from lostflops.store.trace import Trace
 from lostflops.testing.promises import divides_alike
@@ -131,3 +133,70 @@ def test_two_recipes_of_a_pipeline_replay_its_steps_once_on_a_page(
     for one, other in zip(told, apart, strict=True):
         assert isinstance(one, Answer) and isinstance(other, Answer)
         assert one.table.height and one.table.equals(other.table)
+
+
+@pytest.mark.usefixtures("in_pairs")
+def test_recipes_of_ranks_are_answered_ahead_by_processes(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "processes", lambda: 2)
+    session, told = unkept(trace), list[tuple[int, int]]()
+    session.begin(["kernel_summary", "communication_wait"], ["host_spans"], lambda *done: told.append(done))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    # What recipes of ranks alone read of each other stays there.
+    assert set(session._ahead) == {"kernel_summary", "compute_gaps", "step_totals"}
+    alone = unkept(trace)
+    for name in ("kernel_summary", "communication_wait"):
+        one, other = session.run(name), alone.run(name)
+        assert isinstance(one, Answer) and isinstance(other, Answer) and one.table.equals(other.table)
+    assert not session._ahead.get("kernel_summary")
+
+
+@pytest.mark.usefixtures("in_pairs")
+def test_processes_that_die_cost_no_answer(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "processes", lambda: 2)
+    monkeypatch.setattr(ahead.sys, "executable", "/bin/false")
+    session = unkept(trace)
+    session.begin(["kernel_summary"])
+    said, expected = session.run("kernel_summary"), unkept(trace).run("kernel_summary")
+    assert not session._ahead
+    assert isinstance(said, Answer) and isinstance(expected, Answer) and said.table.equals(expected.table)
+
+
+def test_a_recipe_that_fails_is_left_out_with_those_that_read_it(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> pl.LazyFrame:
+        raise LostflopsError("no")
+
+    monkeypatch.setattr(named("kernel_work"), "function", refuses)
+    found = worker.tables(trace, (0, 1), ["counted_steps", "kernel_work", "step_totals", "kernel_families"])
+    assert sorted(found) == ["counted_steps", "step_totals"]
+
+
+def test_large_tables_are_given_up_when_all_that_read_them_are_answered(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "LARGE", 0)
+    session = unkept(trace)
+    session.begin(["idle_summary", "gpu_gaps"], ["host_spans"])
+    session.run("gpu_gaps")
+    # `idle_summary` reads both; gaps without causes are read no more.
+    assert {"idle_stretches[]", "host_spans[]"} <= session._known.keys()
+    assert "idle_gaps[]" not in session._known
+    session.run("idle_summary")
+    assert "idle_stretches[]" not in session._known and "host_spans[]" in session._known
+    session.run("host_spans")
+    assert "host_spans[]" not in session._known
+
+
+def test_who_is_waited_for_does_not_depend_on_spans_of_time(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, wanted = unkept(trace), named("communication_waited_for")
+    given = [session._asked(named(needed.name)) for needed in wanted.inputs]
+    frames = [None if table is None else table.lazy() for table in given]
+    once = wanted(*frames).collect()
+    assert given[0] is not None
+    monkeypatch.setattr(waited_for, "AT_ONCE", given[0].height // 2)
+    assert once.height and wanted(*frames).collect().equals(once)

@@ -20,7 +20,7 @@ from .between_steps.slower_steps import join_paces
 from .copies import join_copies
 from .declared import MADE, OF_DEVICES, Made, Recommended, asking_for, edits, remedies, shortened_by, verdicts
 from .gains import predicted
-from .given import Given, gather
+from .given import READS, Given, gather
 from .host import join_host, on_some_ranks, told_once
 from .page_findings import PageFindings
 from .purposes import STAGES, main_purpose
@@ -29,6 +29,7 @@ from .waiting import ARRIVES, EXPOSED, SLOW_LINK, asks_for, join_waiting
 
 __all__ = [
     "MADE",
+    "READS",
     "Given",
     "Made",
     "Recommended",

@@ -56,6 +56,18 @@ MOST_PROOFS = 5  # names of one kind that are looked at
 COMMUNICATION = ("communication.wait", "communication.transfer", "communication.exposed")
 
 
+# What `gather` asks of a session, where it has most to ask.
+READS = (
+    "idle_causes",
+    "copies_by_cause",
+    "idle_causes",
+    "host_spans",
+    "device_runs",
+    "communication_waited_for",
+    "communication_held_back",
+)
+
+
 def _plain(name: str, otherwise: str) -> str:
     return otherwise
 
@@ -430,15 +442,17 @@ def _work(trace: Trace, on_host: bool, ledger: pl.DataFrame) -> pl.DataFrame:
         .join_asof(windows.sort("start"), on="start", by="rank", check_sortedness=False)
         .filter(pl.col("start") < pl.col("until"))
     )
-    computing = computing.with_columns(pl.col("name").cast(pl.String), size=pl.col("grid").cast(pl.String))
-    operators = trace.table("operators")
+    size, operators = "grid", trace.table("operators")
     if on_host and operators is not None:
-        computing = _with_shapes(computing, operators)
+        computing, size = _with_shapes(computing, operators), "shapes"
+    # Names and grids are told apart by their codes: the few that differ are joined to texts.
+    each = computing.group_by("rank", "family", "name", size).agg(
+        calls=executions(), time=(pl.col("end") - pl.col("start")).clip(0).sum()
+    )
+    text = pl.concat_str(pl.col("name", size).cast(pl.String), separator=SIZED, ignore_nulls=True)
     return (
-        computing.group_by(
-            "rank", "family", kernel=pl.concat_str("name", "size", separator=SIZED, ignore_nulls=True)
-        )
-        .agg(calls=executions(), time=(pl.col("end") - pl.col("start")).clip(0).sum())
+        each.group_by("rank", "family", kernel=text)
+        .agg(pl.col("calls", "time").sum())
         .select(pl.col(c).cast(t) for c, t in WORK.items())
         .collect()
     )
@@ -490,9 +504,9 @@ def _with_shapes(computing: pl.LazyFrame, operators: pl.LazyFrame) -> pl.LazyFra
     of = ["rank", "thread", "name"]
     began = operators.select("rank", "thread", "start", pl.col("name").cast(pl.String), "shapes")
     return (
-        computing.sort("start")
+        computing.with_columns(pl.col("name").cast(pl.String))
+        .sort("start")
         .join_asof(began.sort("start"), on="start", by=of, check_sortedness=False)
-        .with_columns(size=pl.col("shapes").cast(pl.String))
     )
 
 

@@ -6,7 +6,7 @@ What a recipe reads of other recipes stays on the workers; only answers that are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,9 @@ class ClusterSession(Session):
         if trace.whole is not trace:
             self._unsliced = ClusterSession(trace.whole, workers)
 
-    def begin(self, names: Iterable[str], *more: Any) -> None:
+    def begin(
+        self, names: Sequence[str], later: Sequence[str] = (), tell: Callable[[int, int], None] | None = None
+    ) -> None:
         for recipe in map(named, names):
             if recipe.whole and self._unsliced is not self:
                 self._unsliced.begin([recipe.name])

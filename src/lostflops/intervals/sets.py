@@ -323,7 +323,7 @@ def cut(rows: pl.DataFrame, pieces: pl.DataFrame, by: str) -> pl.DataFrame:
     meets stand side by side: they are those that end after it begins, up to the last that begins before it
     ends. `by` is one integer column.
     """
-    pieces = pieces.sort(by, "start")
+    pieces = in_order(pieces, by)
     own = [c for c in pieces.columns if c not in rows.columns]
     # Groups in the order in which they first appear.
     appears = pl.int_range(pl.len()).first().over(by)
@@ -342,3 +342,9 @@ def cut(rows: pl.DataFrame, pieces: pl.DataFrame, by: str) -> pl.DataFrame:
         start=pl.max_horizontal("start", piece["start"]),
         end=pl.min_horizontal("end", piece["end"]),
     ).filter(pl.col("end") > pl.col("start"))
+
+
+def in_order(rows: pl.DataFrame, by: str) -> pl.DataFrame:
+    """The rows by group and start; as they are where they stand in that order already."""
+    order = row_order(rows, [by, "start"])
+    return rows if (order[1:] > order[:-1]).all() else rows[order]

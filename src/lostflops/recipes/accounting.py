@@ -132,14 +132,14 @@ def idle_by_cause(
     ranges: Frame = None,
     frames: Frame = None,
 ) -> pl.LazyFrame:
-    """Split each idle gap by cause: rank, step, start, end, account, gap (its number) and thread.
+    """Split each idle gap by cause: rank, step, start, end, account, gap and thread.
 
-    They add up to the gap. `gaps` has rank, step, start and end, `spans` is what `host_by_cause` gives and
-    `engines` what `backward_threads.engines` does. A gap that ends with its step is ended by the next work
-    after it. `thread` is the one that the cause was sought on, null where none was: the one that launched the
-    work, or that does its work in a backward pass.
+    They add up to the gap. `gaps` is what the recipe `idle_gaps` gives, of all ranks or of some, `spans` what
+    `host_by_cause` gives and `engines` what `backward_threads.engines` does. A gap that ends with its step is
+    ended by the next work after it. `thread` is the one that the cause was sought on, null where none was:
+    the one that launched the work, or that does its work in a backward pass.
     """
-    known = gaps.select("rank", "step", "start", "end").collect()
+    known = gaps.collect()
     rank, start, end = (known[c].to_numpy() for c in ("rank", "start", "end"))
     held = np.flatnonzero(end > start)
     order = held[intervals.sorted_by(rank[held], start[held])]
@@ -187,7 +187,7 @@ def idle_by_cause(
         "start": start[rows],
         "end": end[rows],
         "account": pl.Series(NAMED, dtype=pl.String)[account[rows]],
-        "gap": gap[rows].astype(np.uint32),
+        "gap": known["gap"][order[gap[rows]]],
         "thread": pl.concat([pl.Series(charged.thread), nobody])[rows],
     }
     return _in_turn(pl.LazyFrame(every), ranks, kernels, copies)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -15,7 +17,7 @@ WORTH_TELLING = 0.02  # of the calls that launch a kernel
 
 
 def launching(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl.DataFrame:
-    """The calls that launch a kernel, in time order: rank, start, and whether it was recorded (`ran`).
+    """The calls that launch a kernel: rank, start, and whether it was recorded (`ran`).
 
     What was called after the last call that has a kernel was still queued when the recording ended. What is
     captured into a graph does not run.
@@ -23,9 +25,10 @@ def launching(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl
     nothing = pl.DataFrame(schema={"rank": pl.Int32, "start": pl.Int64, "ran": pl.Boolean})
     if launches is None or kernels is None:
         return nothing
-    named = launches.select("rank", "thread", "correlation", "start", "end", pl.col("name").cast(pl.String))
+    names = launches.select(pl.col("name").unique()).collect()["name"].cast(pl.String).drop_nulls().to_list()
+    launch = [name for name in names if re.search(LAUNCHES, name)]
     calls = (
-        named.filter(pl.col("name").str.contains(LAUNCHES), pl.col("correlation").is_not_null())
+        launches.filter(pl.col("name").is_in(launch), pl.col("correlation").is_not_null())
         .select("rank", "thread", "correlation", "start")
         .collect()
     )
@@ -35,16 +38,18 @@ def launching(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl
     rows = calls.join(ran, on=["rank", "correlation"], how="left")
     rows = rows.with_columns(pl.col("ran").fill_null(False))
     last = rows.filter("ran").group_by("rank").agg(_last=pl.col("start").max())
-    rows = rows.sort("start").join(last, on="rank", maintain_order="left")
-    rows = rows.filter(pl.col("start") <= pl.col("_last"))
+    rows = rows.join(last, on="rank").filter(pl.col("start") <= pl.col("_last"))
     if not rows["ran"].all():
-        names = named.select(pl.col("name").unique()).collect()["name"].drop_nulls().to_list()
-        captured = captures(named, names).collect()
+        captured = captures(launches.select("rank", "thread", "start", "end", "name"), names).collect()
         if captured.height:
             inside = captured.select("rank", "thread", _begin="start", _end="end").sort("_begin")
-            rows = rows.join_asof(
-                inside, left_on="start", right_on="_begin", by=["rank", "thread"], check_sortedness=False
-            ).filter((pl.col("start") >= pl.col("_end")).fill_null(True))
+            rows = (
+                rows.sort("start")
+                .join_asof(
+                    inside, left_on="start", right_on="_begin", by=["rank", "thread"], check_sortedness=False
+                )
+                .filter((pl.col("start") >= pl.col("_end")).fill_null(True))
+            )
     return rows.select("rank", "start", "ran")
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from lostflops import intervals
@@ -32,14 +31,24 @@ class ReplayedSteps:
     pieces: pl.DataFrame
 
 
-Key = tuple[tuple[int, int, int], ...]
-_known: ContextVar[dict[Key, ReplayedSteps | str] | None] = ContextVar("known", default=None)
+Key = tuple[int, ...]
+
+
+@dataclass
+class _Known:
+    """What was replayed in a block, and a lock, since two recipes may ask at a time."""
+
+    steps: dict[Key, ReplayedSteps | str] = field(default_factory=dict[Key, ReplayedSteps | str])
+    lock: Lock = field(default_factory=Lock)
+
+
+_known: ContextVar[_Known | None] = ContextVar("known", default=None)
 
 
 @contextmanager
 def replayed_once() -> Generator[None]:
-    """Replay the same steps once in this block, however many recipes ask for them."""
-    before = _known.set({})
+    """Replay the same steps of one trace once in this block, however many recipes ask for them."""
+    before = _known.set(_Known())
     try:
         yield
     finally:
@@ -57,25 +66,33 @@ def replayed_steps(
     steps, matches = _last_steps(counted_steps.collect(), communication_matches.collect())
     if steps["rank"].n_unique() < 2 or not matches["instance"].count():
         return ""
-    windows = steps.group_by("rank").agg(pl.col("start").min(), pl.col("end").max())
-    work = kernels.select("rank", "start", "end", "stream", "correlation", "family", "launch_start", "phase")
-    given = [
-        steps,
-        matches,
-        *pl.collect_all([within(t, windows) for t in (device_runs, idle_stretches, work)]),
-    ]
+
+    def replayed() -> ReplayedSteps | str:
+        windows = steps.group_by("rank").agg(pl.col("start").min(), pl.col("end").max())
+        work = kernels.select(
+            "rank", "start", "end", "stream", "correlation", "family", "launch_start", "phase"
+        )
+        given = pl.collect_all([within(t, windows) for t in (device_runs, idle_stretches, work)])
+        return _replayed(steps, matches, *given)
+
     known = _known.get()
     if known is None:
-        return _replayed(*given)
-    # Joins give rows in any order.
-    key = tuple((frame.height, *_sums(frame.hash_rows().to_numpy())) for frame in given)
-    if key not in known:
-        known[key] = _replayed(*given)
-    return known[key]
+        return replayed()
+    key = _key(steps, matches)
+    with known.lock:
+        if key not in known.steps:
+            known.steps[key] = replayed()
+        return known.steps[key]
 
 
-def _sums(hashes: npt.NDArray[np.uint64]) -> tuple[int, int]:
-    return int(hashes.sum()), int((hashes * hashes).sum())
+def _key(steps: pl.DataFrame, matches: pl.DataFrame) -> Key:
+    """What tells the steps of one trace from others, and with them all that happens in them.
+
+    Joins give rows in any order.
+    """
+    times = matches.select(pl.col("start", "end").cast(pl.Int128).sum()).row(0)
+    hashes = steps.hash_rows().to_numpy()
+    return steps.height, int(hashes.sum()), int((hashes * hashes).sum()), matches.height, *times
 
 
 def _replayed(

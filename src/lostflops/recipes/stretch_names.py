@@ -24,7 +24,7 @@ import numpy.typing as npt
 import polars as pl
 
 from lostflops import intervals
-from lostflops.intervals import Int
+from lostflops.intervals import Int, by_name
 from lostflops.naming.step_marks import is_step_mark
 from lostflops.tables import NAME
 
@@ -184,19 +184,21 @@ def _rows(
     asked: pl.DataFrame, tables: Sequence[pl.DataFrame], lanes: pl.DataFrame
 ) -> tuple[_Rows, list[str]]:
     first, last, of = (asked[c].to_numpy() for c in ("start", "end", "_lane"))
+    of_rank, of_thread = (lanes[c].to_numpy() for c in LANE)  # the place of a lane is its number
     texts: dict[str, int] = {}
     kept: list[Sequence[npt.NDArray[Any]]] = []
-    for table in tables:
-        known = table["name"].unique().drop_nulls()
-        words = known.cast(pl.String).to_list()
+    for table in tables if lanes.height else ():
+        table = table.drop_nulls(["name", "thread"])
+        words, named = by_name(table["name"])
         codes = [-1 if says_nothing(word) else texts.setdefault(word, len(texts)) for word in words]
-        code = pl.DataFrame({"name": known, "_text": pl.Series(codes, dtype=pl.Int64)})
-        here = (
-            table.filter(pl.col("end") > pl.col("start"))
-            .join(lanes, on=LANE, how="inner", maintain_order="left")
-            .join(code.filter(pl.col("_text") >= 0), on="name", how="inner", maintain_order="left")
-        )
-        start, end, lane, text = (here[c].to_numpy() for c in ("start", "end", "_lane", "_text"))
+        text = np.array(codes, np.int64)[named]
+        rank, thread, start, end = (table[c].to_numpy() for c in (*LANE, "start", "end"))
+        of_lanes, asked_for = intervals.one_axis((of_rank, of_thread), (rank, thread))
+        by_lane = np.argsort(of_lanes)
+        place = np.searchsorted(of_lanes, asked_for, sorter=by_lane)
+        lane = by_lane.take(place, mode="clip")
+        held = np.flatnonzero((end > start) & (text >= 0) & (of_lanes[lane] == asked_for))
+        start, end, lane, text = start[held], end[held], lane[held], text[held]
         # The first stretch that has not ended when a row begins, and the last begun when it ends.
         one = intervals.at_most(of, last, lane, start)
         other = intervals.at_most(of, first, lane, end - 1) - 1

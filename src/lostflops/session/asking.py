@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import asdict, dataclass, replace
+from functools import cache
+from threading import Lock, Thread
 from typing import Any
 
 import polars as pl
 
-from lostflops.errors import BadOption, shown
+from lostflops.errors import BadOption, LostflopsError, shown
 from lostflops.finding import Finding, PredictedGain
 from lostflops.recipe import Recipe
 from lostflops.recipes import named
@@ -21,6 +26,7 @@ from lostflops.store.answers import Answers
 from lostflops.store.trace import Trace
 from lostflops.tables import TABLES
 
+from . import ahead
 from .batches import Given, Group, answered, groups
 from .engine import engine_for
 
@@ -42,6 +48,7 @@ class Answer:
     findings: tuple[Finding, ...]
 
 
+LARGE = 16 << 20  # bytes of a table that is given up when nothing needs it any more
 AT_ONCE = 2  # parts of a job, so that memory does not grow with the cores
 PREDICTED = "predicted_gains"
 GAINS = pl.Schema(
@@ -63,11 +70,73 @@ class Session:
         self.trace = trace
         self._answers = Answers(trace)
         self._known: dict[str, pl.DataFrame | Skipped] = {}
+        self._locks: dict[str, Lock] = {}  # of each table: two threads may ask
+        self._ahead: dict[str, list[pl.DataFrame]] = {}  # tables that were computed ahead
+        # As far as was told, how often each will still be asked, and how many that lead to reading it.
+        self._asks, self._readers = Counter[str](), Counter[str]()
+        self._begun: list[str] = []  # what was asked, as far as that was told
         self._replay: Replay | None = None
         self._unsliced: Session = self if trace.whole is trace else Session(trace.whole)
 
-    def begin(self, names: Iterable[str], *more: Any) -> None:
-        """These recipes will be asked next: a session that can answer several at a time begins with them."""
+    def begin(
+        self, names: Sequence[str], later: Sequence[str] = (), tell: Callable[[int, int], None] | None = None
+    ) -> None:
+        """These recipes will be asked next, and `later` some after them, as often as they stand there.
+
+        Of a large job, those whose ranks are independent are answered now; `tell(done, of)` is called with
+        the groups of ranks that are done. Of the others the last are answered while the first are asked. A
+        large table is given up when all that read it are answered: asked for again, it is computed again.
+        """
+        self._asks = Counter((*names, *later))
+        self._readers = Counter(read for name in self._asks.elements() for read in _read_for(name))
+        parts = groups(self.trace)
+        if len(parts) < 2 or ahead.processes() < 2:
+            return
+        needed = dict[str, None]()
+        for name in names:
+            self._need(name, needed)
+        apart = [name for name in needed if all(named(n).scope == "rank" for n in _read_for(name))]
+        read_here = (named(name).inputs for name in needed if name not in apart)
+        told = {*names, *later, *(i.name for inputs in read_here for i in inputs)}.intersection(apart)
+        if apart:
+            self._compare(apart)
+            some = [part for part in parts if part is not None]
+            self._ahead = ahead.answers(self.trace, some, apart, sorted(told), tell)
+        rest = [name for name in names if name in needed and name not in apart]
+        # Most of them work on one core: the others would idle.
+        context = copy_context()
+        Thread(target=lambda: context.run(self._answer_from_the_last, rest), daemon=True).start()
+
+    def _answer_from_the_last(self, names: Sequence[str]) -> None:
+        """Answer recipes until those are met that were asked. Who asks for one that fails meets the error."""
+        for name in reversed(names):
+            if name in self._begun:
+                return
+            with suppress(LostflopsError):
+                self._table(named(name), {})
+
+    def _need(self, name: str, needed: dict[str, None]) -> None:
+        """Add the recipes that have to be computed to answer this one, each after those that it reads."""
+        wanted = named(name)
+        if (
+            name in needed
+            or (wanted.whole and self._unsliced is not self)
+            or self._lacking(wanted) is not None
+        ):
+            return
+        if (kept := self._kept(wanted, {})) is not None:
+            self._known[f"{name}[]"] = kept
+            return
+        for read in wanted.inputs:
+            if read.name not in TABLES:
+                self._need(read.name, needed)
+        needed[name] = None
+
+    def _compare(self, recipes: Sequence[str]) -> None:
+        """Raise DamagedStore when a table that one of these recipes reads is not what was written."""
+        for table in {read.name for name in recipes for read in named(name).inputs}:
+            if table in TABLES and self.trace.has(table):
+                self.trace.compare(table)
 
     def run(self, name: str, **options: Any) -> Answer | Skipped:
         """The recipe's answer, or why it could not be given.
@@ -78,8 +147,10 @@ class Session:
         unknown = sorted(set(options) - {o.name for o in wanted.options})
         if unknown:
             raise BadOption(f"'{wanted.name}' has no option '{shown(unknown[0])}'.")
+        self._begun.append(wanted.name)
         with engine_for(self.trace):
             table = self._table(wanted, options)
+            self._give_up(wanted.name)
             if isinstance(table, Skipped):
                 return Skipped(wanted.name, table.reason)
             found = tuple(wanted.findings(table))
@@ -137,9 +208,30 @@ class Session:
 
     def _table(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
         key = f"{wanted.name}{sorted(options.items())}"
-        if key not in self._known:
-            self._known[key] = self._compute(wanted, options)
-        return self._known[key]
+        with self._locks.setdefault(key, Lock()):
+            table = self._known.get(key)
+            if table is None:
+                table = self._known[key] = self._compute(wanted, options)
+            return table
+
+    def _give_up(self, answered: str) -> None:
+        """Let go of large tables that nothing reads after this recipe, one of those that were told."""
+        if self._asks[answered] <= 0:
+            return
+        self._asks[answered] -= 1
+        self._readers.subtract(_read_for(answered))
+        for name in [name for name in self._readers if not self._is_needed(name)]:
+            table = self._known.get(f"{name}[]")
+            if isinstance(table, pl.DataFrame) and table.estimated_size() > LARGE:
+                del self._known[f"{name}[]"]
+
+    def _is_needed(self, name: str) -> bool:
+        """Whether a recipe will be asked for, or another that reads it has to be computed."""
+        return self._asks[name] > 0 or any(
+            self._readers[reader] > 0 and f"{reader}[]" not in self._known
+            for reader in self._readers
+            if any(needed.name == name for needed in named(reader).inputs)
+        )
 
     def _compute(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
         if wanted.whole and self._unsliced is not self:
@@ -158,7 +250,9 @@ class Session:
         return self._answers.read(wanted.name, options) if _is_kept(wanted) else None
 
     def _made(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
-        """The recipe's table, computed now."""
+        """The recipe's table, computed now where that was not done ahead."""
+        if not options and (known := self._ahead.pop(wanted.name, None)) is not None:
+            return pl.concat(known, rechunk=True)
         lacking = self._lacking(wanted)
         if lacking is not None:
             return lacking
@@ -170,7 +264,7 @@ class Session:
                     return found
                 found = []
             given[needed.name] = found
-        parts = groups(self.trace) if wanted.scope == "rank" else [None]
+        parts = groups(self.trace) if wanted.apart else [None]
         if len(parts) == 1:
             return answered(wanted, self.trace, given, parts[0], options)
 
@@ -202,6 +296,13 @@ class Session:
             return None if self.trace.has(name) else Skipped("", self.trace.absence(name))
         table = self._table(named(name), {})
         return table if isinstance(table, Skipped) else [table]
+
+
+@cache
+def _read_for(name: str) -> set[str]:
+    """A recipe, all that it reads, and what those read."""
+    read = (_read_for(needed.name) for needed in named(name).inputs if needed.name not in TABLES)
+    return {name}.union(*read)
 
 
 def _is_kept(wanted: Recipe) -> bool:

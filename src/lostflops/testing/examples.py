@@ -46,6 +46,11 @@ def on_example(wanted: Recipe, given: Mapping[str, Rows], **options: Any) -> pl.
 
     A table that is not given is absent: None where the recipe admits that, else empty.
     """
+    return wanted(*inputs_on_example(wanted, given), **options).collect()
+
+
+def inputs_on_example(wanted: Recipe, given: Mapping[str, Rows]) -> list[pl.LazyFrame | None]:
+    """What a recipe reads on an example's rows."""
     known: dict[str, pl.LazyFrame] = {}
 
     def read(needed: Input) -> pl.LazyFrame | None:
@@ -60,10 +65,10 @@ def on_example(wanted: Recipe, given: Mapping[str, Rows], **options: Any) -> pl.
             )
         return known[needed.name]
 
-    def answer(asked: Recipe, **options: Any) -> pl.DataFrame:
-        return asked(*map(read, asked.inputs), **options).collect()
+    def answer(asked: Recipe) -> pl.DataFrame:
+        return asked(*map(read, asked.inputs)).collect()
 
-    return answer(wanted, **options)
+    return [read(needed) for needed in wanted.inputs]
 
 
 def rows_of(recipe: Recipe, rows: Rows) -> pl.DataFrame:

@@ -19,7 +19,7 @@ from lostflops.finding import Finding, Gain
 from lostflops.recipe import Bars, Example, HeatMap, Points, Recipe, Rows
 from lostflops.recipes import recipes
 from lostflops.tables import TABLES
-from lostflops.testing.examples import on_example, rows_of
+from lostflops.testing.examples import inputs_on_example, on_example, rows_of
 
 Row = dict[str, Any]
 SHIFTS = (-1_000, 1_754_000_000_000_000_000)  # ns: clocks that start elsewhere
@@ -136,6 +136,25 @@ def ranks_are_independent_where_the_scope_says_so(recipe: Recipe) -> None:
         _same(both, pl.concat([got, theirs]), example, "other ranks beside it", **exact)
 
 
+def ranks_are_answered_apart_where_it_says_so(recipe: Recipe) -> None:
+    if not recipe.apart:
+        return
+    for example, got in _answered(recipe):
+        inputs = inputs_on_example(recipe, example.given)
+        ranks = got["rank"].unique().sort().to_list()
+        parts = [recipe(*(_of_rank(frame, rank) for frame in inputs), **example.options) for rank in ranks]
+        together = pl.concat([got.clear().lazy(), *parts]).collect()
+        exact: dict[str, Any] = {"check_exact": True} if divides_alike() else {"rel_tol": 1e-12}
+        _same(together, got, example, "its ranks apart", **exact)
+
+
+def _of_rank(frame: pl.LazyFrame | None, rank: int) -> pl.LazyFrame | None:
+    """Of what a recipe reads the rows of one rank, and those that are of all."""
+    if frame is None or "rank" not in frame.collect_schema().names():
+        return frame
+    return frame.filter(pl.col("rank") == rank)
+
+
 @cache
 def divides_alike() -> bool:
     """Whether Polars divides by what was joined to one rank as by what was joined to several.
@@ -245,6 +264,7 @@ OF_ALL: Sequence[Callable[[Recipe], None]] = (
     row_order_does_not_matter,
     the_clock_may_start_anywhere,
     ranks_are_independent_where_the_scope_says_so,
+    ranks_are_answered_apart_where_it_says_so,
     an_empty_trace_gives_an_empty_table_and_no_findings,
     types_do_not_depend_on_the_rows,
     every_number_is_a_number,

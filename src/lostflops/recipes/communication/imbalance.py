@@ -113,7 +113,7 @@ WORTH_SAYING = 0.01
     ],
 )
 def communication_imbalance(
-    communication_matches: pl.LazyFrame, gpu_activity: pl.LazyFrame, step_totals: pl.LazyFrame
+    communication_matches: pl.LazyFrame, compute_gaps: pl.LazyFrame, step_totals: pl.LazyFrame
 ) -> pl.LazyFrame:
     """Charge each collective's waiting to the rank that arrives last, the most blamed first.
 
@@ -151,7 +151,7 @@ def communication_imbalance(
     )
     # Waits of one rank for another can overlap, and compute or another operation's transfer can hide them, as
     # in the ledger: their exposed union is the cost.
-    idle = gpu_activity.filter((pl.col("compute") == 0) & (pl.col("in_step") > 0))
+    idle = compute_gaps.filter("in_step")
     moving = matched.select(
         "rank", "end", start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait"))
     )

@@ -90,7 +90,7 @@ def _sends(pair: tuple[int, int], nth: int, moves: int) -> list[dict[str, object
     ],
 )
 def communication_slow_links(
-    communication_matches: pl.LazyFrame, gpu_activity: pl.LazyFrame, step_totals: pl.LazyFrame, ranks: Ranks
+    communication_matches: pl.LazyFrame, compute_gaps: pl.LazyFrame, step_totals: pl.LazyFrame, ranks: Ranks
 ) -> pl.LazyFrame:
     """Compare transfers of one kind and size among different ranks, the costliest difference first.
 
@@ -154,8 +154,8 @@ def communication_slow_links(
             "among",
             *(pl.col(f"{c}_call" if c in rows.columns else c).alias(c) for c in of),
         ).lazy(),
-        gpu_activity,
-        {"bare": (pl.col("compute") == 0) & (pl.col("in_step") > 0)},
+        compute_gaps,
+        {"bare": pl.col("in_step")},
     )
     spent = bare.group_by("among", *of).agg(pl.col("bare").sum()).collect()
     present, steps, time = (

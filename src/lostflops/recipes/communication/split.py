@@ -16,7 +16,7 @@ ALL_HERE = "Nothing in the traces says how many ranks the job has: if some are m
 WORTH_DOUBTING = 0.1
 
 
-def time_spent(matches: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
+def time_spent(matches: pl.LazyFrame, compute_gaps: pl.LazyFrame) -> pl.LazyFrame:
     """Per rank, its time in waiting, in transfer and in what could not be matched, and what is exposed.
 
     While one operation transfers another's waiting costs nothing: as in the ledger, that is transfer.
@@ -34,12 +34,11 @@ def time_spent(matches: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
         },
         by=["rank"],
     )
-    idle = pl.col("compute") == 0
     moves = pl.col("transfer") > 0
     waits = ~moves & (pl.col("wait") > 0)
     length = pl.col("end") - pl.col("start")
     return (
-        intervals.inside(pieces, activity, {"_bare": idle, "_in_step": idle & (pl.col("in_step") > 0)})
+        intervals.inside(pieces, compute_gaps, {"_bare": pl.lit(True), "_in_step": pl.col("in_step")})
         .group_by("rank")
         .agg(
             time=length.filter(waits | moves).sum(),

@@ -180,7 +180,7 @@ WORTH_SAYING = 0.03
     ],
 )
 def communication_wait(
-    communication_matches: pl.LazyFrame, gpu_activity: pl.LazyFrame, step_totals: pl.LazyFrame
+    communication_matches: pl.LazyFrame, compute_gaps: pl.LazyFrame, step_totals: pl.LazyFrame
 ) -> pl.LazyFrame:
     """Split each rank's communication into waiting for the last participant, and transfer.
 
@@ -199,7 +199,7 @@ def communication_wait(
         unmatched_reason=pl.col("reason").filter(~matched).mode().sort().first(),
     )
     whole = (
-        counted.join(time_spent(communication_matches, gpu_activity), on="rank", how="left")
+        counted.join(time_spent(communication_matches, compute_gaps), on="rank", how="left")
         .with_columns(pl.col("time", "unmatched_time").fill_null(0))
         .with_columns(
             pl.when(pl.col("matched") > 0).then(pl.col(column).fill_null(0)).alias(column)

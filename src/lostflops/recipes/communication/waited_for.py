@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 import polars as pl
 
 from lostflops import intervals
@@ -12,6 +16,7 @@ from lostflops.recipes.accounting import WAIT
 
 # A pipeline of so many stages passes waiting on from its last to its first.
 LONGEST_CHAIN = 128
+AT_ONCE = 4_000_000  # runs of the device that are looked at together
 
 
 @recipe(
@@ -71,28 +76,54 @@ def communication_waited_for(
     runs, idle = pl.collect_all(
         [device_runs.filter(pl.col("account").is_not_null()), idle_stretches.drop("gap", "thread")]
     )
-    waits = _waits(runs.filter(pl.col("account") == WAIT), communication_matches)
+    waiting = pl.col("account") == WAIT
+    waits = _waits(runs.filter(waiting), communication_matches)
     nobody = pl.lit(None, dtype=pl.Int32)
-    does = pl.concat(
-        [
-            waits.select("start", "end", on="rank", account=pl.lit(WAIT), _then="on"),
-            *(
-                rows.select("start", "end", on="rank", account="account", _then=nobody)
-                for rows in (runs.filter(pl.col("account") != WAIT), idle)
-            ),
-        ],
-        how="vertical_relaxed",
-    )
-    passed_on, told = waits, list[pl.DataFrame]()
-    for _ in range(LONGEST_CHAIN):
-        met = intervals.cut(passed_on.filter(pl.col("on").is_not_null()), does, "on")
-        further = pl.col("_then").is_not_null()
-        told.append(met.filter(~further))
-        passed_on = met.filter(further).with_columns(on="_then").drop("account", "_then")
-        if passed_on.is_empty():
-            break
+    does = [
+        waits.select("start", "end", on="rank", account=pl.lit(WAIT), _then="on"),
+        *(
+            rows.select("start", "end", on="rank", account="account", _then=nobody)
+            for rows in (runs.filter(~waiting), idle)
+        ),
+    ]
     of = ("rank", "step", "on", "account", "in_pair")
-    return pl.concat(told).group_by(of).agg(time=(pl.col("end") - pl.col("start")).sum()).sort(of).lazy()
+    length = pl.col("end") - pl.col("start")
+    told = [waits.clear().select(*of[:3], account=pl.lit(""), in_pair="in_pair", time=length)]
+    for since, until in _spans_of_time(does):
+        meanwhile = pl.concat([_during(rows, since, until) for rows in does])
+        ends = _followed(_during(waits, since, until), meanwhile)
+        told += [met.group_by(of).agg(time=length.sum()) for met in ends]
+    return pl.concat(told).group_by(of).agg(pl.col("time").sum()).sort(of).lazy()
+
+
+def _followed(waits: pl.DataFrame, does: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """What the ranks that are waited for do in the end: first those that do not wait themselves."""
+    does = intervals.in_order(does, "on")
+    for _ in range(LONGEST_CHAIN):
+        met = intervals.cut(waits.filter(pl.col("on").is_not_null()), does, "on")
+        further = pl.col("_then").is_not_null()
+        yield met.filter(~further)
+        waits = met.filter(further).with_columns(on="_then").drop("account", "_then")
+        if waits.is_empty():
+            return
+
+
+def _spans_of_time(rows: Sequence[pl.DataFrame]) -> list[tuple[int, int]]:
+    """All time in spans, in each of which about `AT_ONCE` of the rows begin: memory follows the span, not the
+    job."""
+    starts = np.concatenate([each["start"].to_numpy() for each in rows])
+    if not len(starts):
+        return []
+    places = np.arange(AT_ONCE, len(starts), AT_ONCE)
+    inner: list[int] = np.unique(np.partition(starts, places)[places]).tolist()
+    last = max(int(each["end"].max()) for each in rows if each.height)  # type: ignore[arg-type]
+    return list(itertools.pairwise([int(starts.min()), *inner, last]))
+
+
+def _during(rows: pl.DataFrame, since: int, until: int) -> pl.DataFrame:
+    """What lies in that span of time, cut at its ends."""
+    here = rows.filter((pl.col("end") > since) & (pl.col("start") < until))
+    return here.with_columns(pl.col("start").clip(since), pl.col("end").clip(None, until))
 
 
 def _waits(waits: pl.DataFrame, matches: pl.LazyFrame | None) -> pl.DataFrame:

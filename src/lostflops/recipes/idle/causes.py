@@ -18,6 +18,7 @@ SYNCHRONISE = "cudaStreamSynchronize"
     scope="job",
     page=False,
     whole=True,
+    apart=True,
     columns={
         "rank": Id("rank"),
         "step": Id("step number"),

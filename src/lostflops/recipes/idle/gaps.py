@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
+import numpy as np
 import polars as pl
 
+from lostflops import intervals
 from lostflops.accounts import ACCOUNTS
 from lostflops.columns import Flag, Id, Instant, Name, Time
 from lostflops.finding import Finding, milliseconds, percent
@@ -84,8 +86,14 @@ def gpu_gaps(
     A gap is the complement of the union over all streams, inside steps; one that crosses a step's end is
     listed once for each step. Gaps before the first and after the last work of a step count.
     """
-    by_cause = idle_stretches.group_by("rank", "step", "gap", "account").agg(
-        pl.col("start").min(), pl.col("end").max(), cause_ns=(pl.col("end") - pl.col("start")).sum()
+    length = pl.col("end") - pl.col("start")
+    stretches = idle_stretches.select("rank", "step", "gap", "account", "start", "end").collect()
+    idle = stretches.lazy().group_by("rank").agg(idle_ns=length.sum())
+    by_cause = (
+        _of_long_gaps(stretches, at_least_ns)
+        .lazy()
+        .group_by("rank", "step", "gap", "account")
+        .agg(pl.col("start").min(), pl.col("end").max(), cause_ns=length.sum())
     )
     counting = (
         steps.join(counted_steps.select("rank", "step"), on=["rank", "step"], how="semi")
@@ -102,8 +110,7 @@ def gpu_gaps(
             cause=pl.col("account").first(),
             cause_ns=pl.col("cause_ns").first(),
         )
-        .with_columns(idle_ns=pl.col("ns").sum().over("rank"))
-        .filter(pl.col("ns") >= at_least_ns)
+        .join(idle, on="rank", how="left")
         .join(
             steps.select("rank", "step", step_ns=pl.col("end") - pl.col("start")),
             on=["rank", "step"],
@@ -115,6 +122,16 @@ def gpu_gaps(
         .select(*gpu_gaps.columns)
         .sort("ns", "rank", "start", descending=[True, False, False])
     )
+
+
+def _of_long_gaps(stretches: pl.DataFrame, at_least_ns: int) -> pl.DataFrame:
+    """The stretches of gaps of that length or more, few of all. Those of one gap stand side by side."""
+    rank, gap, start, end = (stretches[c].to_numpy() for c in ("rank", "gap", "start", "end"))
+    first = np.flatnonzero(intervals.changes_of(rank, gap))
+    if not len(first):
+        return stretches
+    long = np.add.reduceat(end - start, first) >= at_least_ns
+    return stretches.filter(pl.Series(np.repeat(long, np.diff(first, append=len(gap)))))
 
 
 def over_steps(gaps: pl.DataFrame) -> pl.DataFrame:

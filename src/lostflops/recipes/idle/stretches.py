@@ -17,6 +17,7 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     scope="job",
     page=False,
     whole=True,
+    apart=True,
     columns={
         "rank": Id("rank"),
         "step": Id("step number"),
@@ -49,7 +50,7 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     ],
 )
 def idle_stretches(
-    device_runs: pl.LazyFrame,
+    idle_gaps: pl.LazyFrame,
     host_spans: pl.LazyFrame,
     backward_engines: pl.LazyFrame,
     ranks: Ranks,
@@ -64,8 +65,7 @@ def idle_stretches(
 
     `idle_causes` says how, and adds names.
     """
-    gaps = device_runs.filter(pl.col("account").is_null()).drop("account")
     engines = backward_engines.collect()
     return idle_by_cause(
-        gaps, ranks, kernels, copies, launches, host_spans, engines, operators, ranges, frames
+        idle_gaps, ranks, kernels, copies, launches, host_spans, engines, operators, ranges, frames
     )

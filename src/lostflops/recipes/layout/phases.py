@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
+from lostflops import intervals
 from lostflops.columns import Bytes, Count, Id, Name
+from lostflops.intervals import Int
 from lostflops.recipe import Example, recipe
+from lostflops.recipes.backward_threads import by_name
 from lostflops.tables import Collectives, Kernels, Operators, Steps
 
 KINDS = ["rank", "kind", "group", "group_size", "peer", "phase", "dtype", "bytes"]
@@ -80,7 +84,7 @@ def collective_phases(
     )
     many = windows.group_by("rank").agg(steps=pl.len().cast(pl.Int64))
     rows = _issued(collectives, kernels)
-    spoken = _spoken(operators)
+    spoken = _spoken(operators, windows)
     found = (
         rows.join_asof(windows, left_on="at", right_on="opened", by="rank", check_sortedness=False)
         .filter(pl.col("at") < pl.col("closed"))
@@ -131,30 +135,45 @@ def _issued(collectives: pl.LazyFrame, kernels: pl.LazyFrame | None) -> pl.DataF
     )
 
 
-def _spoken(operators: pl.LazyFrame | None) -> pl.DataFrame:
-    """When a phase was spoken of on each rank, and how many backward passes had begun by then."""
+def _spoken(operators: pl.LazyFrame | None, windows: pl.DataFrame) -> pl.DataFrame:
+    """When another phase was spoken of on each rank, or another of its steps had begun, and how many backward
+    passes had begun by then."""
     schema = {"rank": pl.Int32, "at": pl.Int64, "phase": pl.String, "round": pl.Int64}
     if operators is None:
         return pl.DataFrame(schema=schema)
     phase = pl.col("phase")
     # What a checkpoint runs again is part of the backward pass: weights are gathered for it there.
-    said = phase.cast(pl.String).replace("recompute", "backward")
-    rows = (
-        operators.filter(phase.is_not_null())
-        .select("rank", said, at="start")
-        .sort("rank", "at", "phase")
-        .collect()
-    )
-    passes = pl.when(phase.is_in(["forward", "backward"])).then(phase)
-    before = passes.forward_fill().shift().over("rank")
-    begins = (phase == "backward") & (before == "forward").fill_null(False)
-    return rows.with_columns(round=begins.cum_sum().over("rank").cast(pl.Int64)).select(*schema)
+    rows = operators.filter(phase.is_not_null()).select("rank", "phase", at="start").collect()
+    phases, named = by_name(rows["phase"])
+    words = ["backward" if word == "recompute" else word for word in phases]
+    known = sorted(set(words))
+    code = np.array([known.index(word) for word in words], np.int64)[named]
+    rank, at = (rows[c].to_numpy() for c in ("rank", "at"))
+    order = intervals.sorted_by(rank, at, code)
+    rank, at, code = rank[order], at[order], code[order]
+    forward, backward = (known.index(word) if word in known else -1 for word in ("forward", "backward"))
+    number = _rounds(rank, code, forward, backward)
+    step = intervals.at_most(windows["rank"].to_numpy(), windows["opened"].to_numpy(), rank, at)
+    # Between two changes all operators say the same.
+    first = np.flatnonzero(intervals.changes_of(rank, code, number, step))
+    said = pl.Series(known, dtype=pl.String).gather(code[first])
+    told = {"rank": rank[first], "at": at[first], "phase": said, "round": number[first]}
+    return pl.DataFrame(told, schema=schema)
+
+
+def _rounds(rank: Int, code: Int, forward: int, backward: int) -> Int:
+    """How many backward passes have begun on its rank by each row, which stand by rank and time."""
+    place = np.arange(len(rank))
+    is_pass = (code == forward) | (code == backward)
+    before = np.r_[-1, np.maximum.accumulate(np.where(is_pass, place, -1))[:-1]][: len(rank)]
+    opens = intervals.changes_of(rank)
+    own = before >= np.maximum.accumulate(np.where(opens, place, 0))
+    begun = np.cumsum((code == backward) & own & (code[before] == forward))
+    return begun - np.maximum.accumulate(np.where(opens, np.r_[0, begun[:-1]][: len(rank)], 0))
 
 
 def _microbatches(spoken: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     """How many backward passes each rank begins in its steps."""
-    inside = spoken.sort("rank", "at").join_asof(
-        windows, left_on="at", right_on="opened", by="rank", check_sortedness=False
-    )
+    inside = spoken.join_asof(windows, left_on="at", right_on="opened", by="rank", check_sortedness=False)
     begun = inside.filter((pl.col("at") < pl.col("closed")) & (pl.col("phase") == "backward"))
     return begun.group_by("rank").agg(microbatches=pl.struct("step", "round").n_unique().cast(pl.Int64))

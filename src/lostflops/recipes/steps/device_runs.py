@@ -15,6 +15,7 @@ from lostflops.tables import Copies, Kernels, Steps
     scope="job",
     page=False,
     whole=True,
+    apart=True,
     columns={
         "rank": Id("rank"),
         "step": Id("step number"),

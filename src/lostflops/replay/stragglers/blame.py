@@ -76,7 +76,7 @@ def blame(job: RankChains) -> pl.DataFrame:
     asked += [
         _Set("pipeline", _called(job, p), pipeline == p, rank=p) for p in _heaviest(job, own - even, pipeline)
     ]
-    replayed = job.step(np.stack([own, even], axis=1))
+    replayed = job.step(np.stack([job.lags(own), job.lags(even)], axis=1))
     measured, best = replayed.tolist()
     rows = [_row("job", "", own=measured, even=best, slowdown=measured / best)]
     told = _told(job, own, even, asked, measured, best)
@@ -110,19 +110,21 @@ def _told(
     lost = measured - best
     whole = lost >= NOTHING_LOST * measured
     added, removed = list[float](), list[float]()
-    at_once = max(1, AT_ONCE // len(own))  # so that memory does not grow with how many are asked
+    as_it_was, evened = job.lags(own), job.lags(even)
+    rows_of = [np.flatnonzero(each.chosen) for each in asked]
+    at_once = max(1, AT_ONCE // len(evened))  # so that memory does not grow with how many are asked
     for first in range(0, len(asked), at_once):
-        some = asked[first : first + at_once]
-        kept = np.stack([np.where(each.chosen, own, even) for each in some], axis=1)
+        more = [job.lags(own - even, rows) for rows in rows_of[first : first + at_once]]
+        kept = evened[:, None] + np.stack(more, axis=1)
         added += job.step(kept).tolist()
         if whole:
-            removed += job.step(own[:, None] + even[:, None] - kept).tolist()
+            removed += job.step(as_it_was[:, None] + evened[:, None] - kept).tolist()
     removed = removed or added
     rank_of = job.parts["rank"].to_numpy()
 
-    def each_step(ns: Int, each: _Set) -> int:
-        ranks = job.ranks.height if each.part == "kind" else len(np.unique(rank_of[each.chosen]))
-        return int(ns[each.chosen].sum()) // (job.steps * max(1, ranks))
+    def each_step(ns: Int, each: _Set, rows: Int) -> int:
+        ranks = job.ranks.height if each.part == "kind" else np.count_nonzero(np.bincount(rank_of[rows]))
+        return int(ns[rows].sum()) // (job.steps * max(1, int(ranks)))
 
     return [
         _row(
@@ -130,13 +132,13 @@ def _told(
             each.name,
             rank=each.rank,
             stage=each.stage,
-            own=each_step(own, each),
-            even=each_step(even, each),
+            own=each_step(own, each, rows),
+            even=each_step(even, each, rows),
             slowdown=float(with_it) / best,
             removal=(measured - float(without)) / lost if whole else None,
             addition=(float(with_it) - best) / lost if whole else None,
         )
-        for each, with_it, without in zip(asked, added, removed, strict=True)
+        for each, rows, with_it, without in zip(asked, rows_of, added, removed, strict=True)
     ]
 
 

@@ -33,7 +33,7 @@ FIXED = (EARLY,)
 """Kinds that stay as they are, whatever is asked."""
 P2P = "send and receive"
 USUAL_VARIANTS = 16  # of the lags: one for each kind, stage and pipeline, and two for most
-AT_ONCE = 1 << 24  # lags held at once when many variants are replayed
+AT_ONCE = 1 << 23  # lags held at once when many variants are replayed
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,25 +58,27 @@ class RankChains:
     last: Int
     steps: int
 
+    def lags(self, own: Int, chosen: Int | None = None) -> Int:
+        """What the parts of each edge add up to where they are as long as `own`; of those at `chosen` alone,
+        without what is fixed."""
+        edge = self.parts["edge"].to_numpy()
+        if chosen is not None:
+            edge, own = edge[chosen], own[chosen]
+        lags = self.fixed.copy() if chosen is None else np.zeros_like(self.fixed)
+        if len(edge):  # the parts of an edge stand side by side
+            begins = np.flatnonzero(np.r_[True, edge[1:] != edge[:-1]])
+            lags[edge[begins]] += np.add.reduceat(own, begins)
+        return lags
+
     def step(self, lags: Int) -> npt.NDArray[np.float64]:
-        """The mean step, ns, for each column of the parts' lags.
+        """The mean step, ns, for each column of the edges' lags.
 
         From where the last rank begins to where the last one ends: how late it was before is no part of
         these steps.
         """
-        variants = lags.reshape(len(lags), -1)
-        edge = self.parts["edge"].to_numpy()
-        begins = np.flatnonzero(np.r_[True, np.diff(edge) != 0])
-        found: list[float] = []
-        wide = max(1, AT_ONCE // len(self.fixed))
-        for at in range(0, variants.shape[1], wide):
-            some = variants[:, at : at + wide]
-            weights = np.repeat(self.fixed[:, None], some.shape[1], axis=1)
-            weights[edge[begins]] += np.add.reduceat(some, begins, axis=0)
-            times = self.graph.times(weights)
-            lengths = times[self.last].max(axis=0) - times[self.first].max(axis=0)
-            found += (lengths / self.steps).tolist()
-        return np.array(found)
+        times = self.graph.times(lags)
+        lengths = times[self.last].max(axis=0) - times[self.first].max(axis=0)
+        return lengths / self.steps
 
 
 def chains(
@@ -102,7 +104,7 @@ def chains(
 
 def _operations(matches: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     """Parts of ranks in operations that were matched and that lie within the steps on all members."""
-    members = pl.col("rank").n_unique().over("instance")
+    members = pl.len().over("instance")  # a rank takes part in one once
     return (
         matches.filter(pl.col("instance").is_not_null())
         .with_columns(_all=members)

@@ -46,6 +46,8 @@ UNCLASSIFIED_PER_MILLE = 10
 OUTSIDE_PER_MILLE = 10
 # A loss of this share is no reason to call a job well though none of its causes is large.
 LARGE_PER_MILLE = 100
+# What is asked after the findings, the last two only where a report draws moments.
+LATER = ("pipeline_passes", "device_runs", "idle_stretches")
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,11 @@ def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], No
 
 def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], None] | None) -> Page:
     names = sorted(name for name, known in recipes.of_the_page().items() if known.page)
-    session.begin(names)
+    session.begin(
+        names,
+        (*causes.READS, *LATER),
+        (lambda done, of: on_recipe("questions of each rank", done, of)) if on_recipe else None,
+    )
     answers: list[Answer] = []
     skipped: list[Skipped] = []
     for done, name in enumerate(names):
