@@ -637,6 +637,37 @@ def test_random_numbers_of_any_source_come_again_in_the_recomputation(draws: str
     assert checkpointed.recomputed == 9
 
 
+class Given(nn.Module):
+    """Layers that draw from a generator which they are given, by itself or in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Draws(32, 4) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torchs, own = torch.Generator().manual_seed(3), random.Random(4)
+        for layer in self.layers:
+            x = layer(x, torchs, {"own": own})
+        return x * torch.rand(x.shape, generator=torchs) * own.random()
+
+
+class Draws(tiny_models.Block):
+    def forward(self, x: torch.Tensor, torchs: torch.Generator, others: dict[str, random.Random]) -> Any:
+        y = super().forward(x)
+        return (y * y * torch.rand(y.shape, generator=torchs) * others["own"].random()).sin()
+
+
+@pytest.mark.parametrize("verify", ["first step", None])
+def test_a_generator_that_a_layer_is_given_draws_the_same_again(verify: Any) -> None:
+    batch = tiny_models.transformer_batch()
+    torch.manual_seed(0)
+    model = Given()
+    plain = gradients_of(model, batch)
+    with optimize.checkpoint(model, keep=(), verify=verify) as checkpointed:
+        assert equal(gradients_of(model, batch), plain)
+    assert checkpointed.recomputed == 3
+
+
 @pytest.mark.parametrize("keep", [(), ("inner.mlp.*",)], ids=str)
 def test_a_layer_that_computes_something_else_the_second_time_is_refused_in_its_backward(keep: Any) -> None:
     model, batch = of_chance("none, but counts in a list"), tiny_models.transformer_batch()
