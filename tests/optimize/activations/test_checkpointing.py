@@ -668,6 +668,33 @@ def test_a_generator_that_a_layer_is_given_draws_the_same_again(verify: Any) -> 
     assert checkpointed.recomputed == 3
 
 
+class WritesOver(tiny_models.Block):
+    """Writes to what sigmoid has saved, from the second step on."""
+
+    writes = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = super().forward(x).sigmoid()
+        if self.writes:
+            gate.mul_(2)
+        return (gate * gate).sin()
+
+
+@pytest.mark.parametrize("verify", ["first step", None])
+@pytest.mark.parametrize("keep", [(), ("mlp.*",)], ids=str)
+def test_a_layer_that_writes_to_what_it_has_saved_raises_as_without(keep: Any, verify: Any) -> None:
+    """torch's own checkpointing gives wrong gradients there without an error."""
+    torch.manual_seed(0)
+    batch, model = tiny_models.transformer_batch(), nn.Sequential(*[WritesOver(32, 4) for _ in range(2)])
+    with optimize.checkpoint(model, layers=list(model), keep=keep, verify=verify):
+        gradients_of(model, batch)
+        model[0].writes = True
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradients_of(model, batch)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients_of(model, batch)
+
+
 @pytest.mark.parametrize("keep", [(), ("inner.mlp.*",)], ids=str)
 def test_a_layer_that_computes_something_else_the_second_time_is_refused_in_its_backward(keep: Any) -> None:
     model, batch = of_chance("none, but counts in a list"), tiny_models.transformer_batch()

@@ -38,6 +38,7 @@ from lostflops.optimize.activations.checkpoint_repeats import Repeats
 from lostflops.optimize.activations.layer_arguments import LayerArguments
 from lostflops.optimize.activations.layer_state import Before, LayerState, state_tensors
 from lostflops.optimize.activations.random_numbers import RandomNumbers
+from lostflops.optimize.activations.unwritten_saves import unwritten_saves
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import peak
 from lostflops.optimize.forwards import Forwards
@@ -85,6 +86,9 @@ def checkpoint(
     With `verify`, a layer's first backward compares what it computes again with what the forward had saved. A
     layer that reads a count of calls kept elsewhere, say, would get wrong gradients: `backward()` itself
     raises Refused, before an optimizer sees them, and everything is undone. Later steps pay nothing.
+
+    A layer that writes in place to what one of its operations has saved raises in the backward, as it does
+    without.
 
     Each recomputation sees the numbers, `training` and replaced tensors that its modules had as attributes
     in the forward, lists and dictionaries as it was given them, and the attention backends and default dtype
@@ -321,7 +325,7 @@ class Checkpointed(AppliedRemedy):
                     return forward(layer, *values[:count], **named_values)
             self.recomputed += 1
             try:
-                with numbers.as_they_were(states), given.again(), state.again(before):
+                with numbers.as_they_were(states), given.again(), state.again(before), unwritten_saves():
                     return forward(layer, *values[:count], **named_values)
             except Refused:
                 self.undo()
