@@ -930,6 +930,26 @@ def test_other_refusals() -> None:
         stream_frozen(model, "200 KiB", device=device)
 
 
+def test_what_torch_func_wraps_is_refused_but_for_vmap() -> None:
+    model, x = adapted(), tiny_models.transformer_batch()
+    plain = model(x)
+    with small(model):
+        with pytest.raises(Refused, match=r"runs inside torch\.func\.jvp"):
+            torch.func.jvp(model, (x,), (x,))
+        with torch.no_grad():
+            assert torch.equal(torch.func.vmap(model)(x.unsqueeze(0))[0], plain)
+
+
+def test_a_backward_that_comes_after_the_streaming_is_refused_where_layers_are_computed_again() -> None:
+    """Streamed weights are saved elsewhere than others: their places would be mixed up."""
+    model = adapted()
+    with optimize.checkpoint(model, keep=()):
+        with small(model):
+            loss = model(tiny_models.transformer_batch()).square().mean()
+        with pytest.raises(Refused, match="were streamed in its forward or are streamed in its backward"):
+            loss.backward()
+
+
 def test_changes_to_a_streamed_weight_are_refused() -> None:
     x = tiny_models.transformer_batch()
     for change, said in (

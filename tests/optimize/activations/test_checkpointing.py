@@ -329,6 +329,14 @@ def test_what_cannot_be_recomputed_is_refused() -> None:
     assert all("forward" not in module.__dict__ for module in model.modules())
 
 
+def test_inside_torch_func_it_is_refused_and_undone() -> None:
+    model, x = tiny_models.transformer(), tiny_models.transformer_batch()
+    optimize.checkpoint(model, keep=())
+    with pytest.raises(Refused, match=r"'blocks\.0' runs inside torch\.func\.vmap"):
+        torch.func.vmap(model)(x.unsqueeze(0))
+    assert "forward" not in model.blocks[0].__dict__
+
+
 def test_a_layer_that_writes_to_a_buffer_is_refused() -> None:
     class Counting(tiny_models.Block):
         def __init__(self) -> None:

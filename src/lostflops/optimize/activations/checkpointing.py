@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 _ATTENTION = "attention"
 _torch = cast("Any", torch_checkpointing)  # its annotations are incomplete
+_FUNCTORCH: Any = cast("Any", torch)._C._functorch
 _OURS: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
@@ -298,6 +299,12 @@ class Checkpointed(AppliedRemedy):
             raise _Impossible(
                 f"'{self._name(layer)}' is being compiled, and checkpointing here is eager",
                 "compile without optimize.checkpoint: the compiler recomputes what is cheap by itself",
+            )
+        if _FUNCTORCH.peek_interpreter_stack() is not None:
+            raise _Impossible(
+                f"'{self._name(layer)}' runs inside torch.func.vmap, jvp or grad, where torch computes nothing "
+                "again",
+                "leave out optimize.checkpoint, or use torch.autograd",
             )
         if layer.training and getattr(layer, "gradient_checkpointing", False):
             raise _Impossible(f"'{self._name(layer)}' meanwhile checkpoints by itself", _SWITCH_OFF)

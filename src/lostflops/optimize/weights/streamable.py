@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 from weakref import WeakSet
 
 import torch
@@ -14,6 +15,7 @@ from lostflops.optimize.device.devices import Device
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.weights.layers import Layer
 
+_FUNCTORCH: Any = cast("Any", torch)._C._functorch
 STREAMED: WeakSet[torch.nn.Module] = WeakSet()  # layers whose weights travel now
 
 
@@ -75,7 +77,13 @@ def check_host(travelling: Sequence[Layer], buffers: int) -> None:
 
 
 def check_not_recorded(device: Device) -> None:
-    """A recording of what runs would leave the copies out."""
+    """A recording of what runs would leave the copies out, and what torch.func wraps has no memory to copy."""
+    transform = _FUNCTORCH.peek_interpreter_stack()
+    if transform is not None and transform.key() != _FUNCTORCH.TransformType.Vmap:
+        raise Refused(
+            "a model whose weights are streamed runs inside torch.func.jvp, grad or the like",
+            "use torch.autograd, or leave the weights on the device",
+        )
     if torch.compiler.is_compiling():
         raise Refused(
             "a model whose weights are streamed is being compiled",
