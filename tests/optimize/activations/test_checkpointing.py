@@ -676,6 +676,24 @@ def test_a_generator_that_a_layer_is_given_draws_the_same_again(verify: Any) -> 
     assert checkpointed.recomputed == 3
 
 
+class Mixes(tiny_models.Block):
+    """Saves a sparse matrix and complex numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        first = torch.sparse.mm(torch.eye(y.shape[1]).to_sparse(), y[0])
+        return torch.stack([first, *y[1:]]) + torch.complex(y, x).conj().abs()
+
+
+def test_sparse_and_complex_tensors_may_be_saved_inside() -> None:
+    torch.manual_seed(0)
+    batch, model = tiny_models.transformer_batch(), nn.Sequential(*[Mixes(32, 4) for _ in range(2)])
+    plain = gradients_of(model, batch)
+    with optimize.checkpoint(model, layers=list(model), keep=()):
+        for _ in range(2):
+            assert equal(gradients_of(model, batch), plain)
+
+
 class WritesOver(tiny_models.Block):
     """Writes to what sigmoid has saved, from the second step on."""
 

@@ -466,3 +466,17 @@ def test_any_program_has_its_gradients_and_leaves_nothing_behind(programs: Any, 
     assert engine._schedule.resident_bytes == engine._arena.used_bytes == 0
     assert meter.live_bytes <= sum(t.numel() * 4 for t in weights) + 16
     assert device.lost == []
+
+
+def test_inference_before_anything_is_learned_is_the_same_to_the_bit() -> None:
+    """torch's transformer layers take a fast path in inference, which rounds otherwise, if nothing has hooks."""
+    torch.manual_seed(0)
+    layers = [nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2)]
+    model, x = nn.Sequential(*layers).eval(), torch.randn(3, 7, 16)
+    with torch.no_grad():
+        plain = model(x)
+    with offload(model, plan="everything", threshold=1, device=ThreadedDevice()):
+        for _ in range(3):
+            with torch.no_grad():
+                assert torch.equal(model(x), plain)
+            model(x).square().mean().backward()
