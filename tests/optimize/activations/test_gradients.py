@@ -471,12 +471,15 @@ def test_any_program_has_its_gradients_and_leaves_nothing_behind(programs: Any, 
 def test_inference_before_anything_is_learned_is_the_same_to_the_bit() -> None:
     """torch's transformer layers take a fast path in inference, which rounds otherwise, if nothing has hooks."""
     torch.manual_seed(0)
-    layers = [nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2)]
-    model, x = nn.Sequential(*layers).eval(), torch.randn(3, 7, 16)
+    model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    x, padded = torch.randn(3, 7, 16), torch.zeros(3, 7, dtype=torch.bool)
+    padded[0, -1] = True
+    stack = nn.ModuleDict({"layer": model})
+    stack.forward = lambda x: model(x, src_key_padding_mask=padded)  # type: ignore[method-assign]
     with torch.no_grad():
-        plain = model(x)
-    with offload(model, plan="everything", threshold=1, device=ThreadedDevice()):
+        plain = stack(x)
+    with offload(stack, plan="everything", threshold=1, device=ThreadedDevice()):
         for _ in range(3):
             with torch.no_grad():
-                assert torch.equal(model(x), plain)
-            model(x).square().mean().backward()
+                assert torch.equal(stack(x), plain)
+            stack(x).square().mean().backward()
