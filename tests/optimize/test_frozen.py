@@ -640,10 +640,29 @@ def test_values_given_through_data_count() -> None:
         for each in (model, other):
             each.blocks[0].mlp[3].weight.data = each.blocks[0].mlp[3].weight.data * 2
         assert_same(steps(model, 1), steps(other, 1))
+        for number in (0, 1, 2, 3):  # one of them is in a slot
+            for each in (model, other):
+                each.blocks[number].mlp[3].weight.data.mul_(3)
+            assert_same(steps(model, 1), steps(other, 1))
         for each in (model, other):
-            each.blocks[1].mlp[3].weight.data.mul_(3)
+            each.blocks[1].mlp[3].weight.data[0, 0] *= 3  # too few to be seen
         streamed.refresh()
         assert_same(steps(model, 1), steps(other, 1))
+
+
+def test_what_peft_merges_meanwhile_is_what_is_computed() -> None:
+    """It writes to all of the weights through `.data`, in both directions."""
+    found: list[Any] = []
+    for streams in (True, False):
+        model = tiny_models.lora(tiny_models.llama(4), rank=2)
+        batch = tiny_models.llama_batch()
+        streamed = stream_frozen(model, device=ThreadedDevice()) if streams else nullcontext()
+        with streamed, torch.no_grad():
+            for turn in (model.eval, model.merge_adapter, model.unmerge_adapter, model.merge_adapter):
+                turn()
+                found.append(model(**batch).logits)
+    for one, other in zip(found[:4], found[4:], strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_weight_written_while_its_layer_is_the_last_that_was_used_counts() -> None:

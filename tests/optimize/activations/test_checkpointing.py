@@ -6,7 +6,9 @@ import copy
 import inspect
 import random
 import sys
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -692,6 +694,23 @@ def test_sparse_and_complex_tensors_may_be_saved_inside() -> None:
     with optimize.checkpoint(model, layers=list(model), keep=()):
         for _ in range(2):
             assert equal(gradients_of(model, batch), plain)
+
+
+def test_threads_may_run_a_layer_at_the_same_time() -> None:
+    batch, model = tiny_models.transformer_batch(), tiny_models.transformer()
+    plain, met = gradients_of(model, batch), threading.Barrier(2, timeout=20)
+
+    def meet(*_: Any) -> None:
+        met.wait()
+
+    with optimize.checkpoint(model, keep=()), ThreadPoolExecutor(2) as threads:
+        hook = model.blocks[1].mlp.register_forward_pre_hook(meet)
+        losses = list(threads.map(lambda _: tiny_models.loss_of(model, batch), range(2)))
+        hook.remove()
+        for loss in losses:
+            model.zero_grad()
+            loss.backward()
+            assert equal(tiny_models.gradients(model), plain)
 
 
 class WritesOver(tiny_models.Block):
