@@ -136,6 +136,8 @@ def test_a_config_json_gives_the_model_that_is_known_by_name(
         ({"architectures": ["MistralForSequenceClassification"]}, "MistralForSequenceClassification"),
         ({"model_type": "gpt2", "add_cross_attention": True}, "cross attention"),
         ({"model_type": "bert", "is_decoder": True}, "decoder"),
+        ({"model_type": "bert", "tie_word_embeddings": False}, "one table"),
+        (DEEPSEEK | {"attention_bias": True}, "latent attention has biases"),
         ({"model_type": "opt", "do_layer_norm_before": False}, "norms stand behind"),
         ({"model_type": "opt", "word_embed_proj_dim": 512}, "512 columns"),
         ({"model_type": "falcon", "alibi": True}, "ALiBi"),

@@ -87,6 +87,7 @@ class Config(msgspec.Struct):
     layer_types: list[str] | None = None
     num_decoder_layers: Perhaps | None = None
     feed_forward_proj: str = "relu"
+    is_gated_act: bool | None = None
     relative_attention_num_buckets: Perhaps = 32
     image_size: Count = 224
     patch_size: Count = 16
@@ -232,10 +233,14 @@ def _shape(config: Config, kind: str, name: str, kv: int) -> Shape:
             raise BadModel(
                 name, "its kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim or v_head_dim is absent"
             )
+        if config.attention_bias:
+            raise BadModel(name, "its latent attention has biases")
         latent = Latent(config.q_lora_rank or 0, *(size or 0 for size in sizes))
     if kind in BY_FAMILY:
         return BY_FAMILY[kind](config, name)
     decoder = config.num_decoder_layers or 0
+    said = config.is_gated_act
+    gated = config.feed_forward_proj.startswith("gated") if said is None else said
     window, unwindowed = _window(config, kind)
     return Shape(
         name=name,
@@ -247,14 +252,16 @@ def _shape(config: Config, kind: str, name: str, kv: int) -> Shape:
         head_size=config.head_dim or config.hidden_size // config.num_attention_heads,
         vocabulary=config.vocab_size,
         tied=config.tie_word_embeddings,
-        attention_bias=(config.attention_bias and kind not in UNBIASED) or kind in ("qwen2", "qwen2_moe"),
+        attention_bias=(config.attention_bias and kind not in UNBIASED)
+        or kind == "qwen2"
+        or (kind == "qwen2_moe" and config.qkv_bias),
         output_bias=config.attention_bias and kind in BIASED,
         sinks=kind == "gpt_oss",
         expert_bias=kind == "gpt_oss",
         mlp_bias=config.mlp_bias and kind in ("llama", "granite", "smollm3"),
         query_key_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
         norms=4 if kind in ("gemma2", "gemma3_text") else 2,
-        gated=kind != "t5" or config.feed_forward_proj.startswith("gated"),
+        gated=kind != "t5" or gated,
         dropout=kind == "t5",
         encoder_layers=config.num_hidden_layers if kind == "t5" else 0,
         buckets=config.relative_attention_num_buckets if kind == "t5" else 0,

@@ -59,6 +59,8 @@ def bert(config: Config, name: str) -> Shape:
     """As it is trained: with the head that fills in masked words, and without the pooler."""
     if config.is_decoder or config.add_cross_attention:
         raise BadModel(name, "it is a decoder, and this knows BERT as an encoder")
+    if not config.tie_word_embeddings:
+        raise BadModel(name, "its head is not its embedding, and this knows BERT with one table")
     positions = config.max_position_embeddings or 512
     return _plain(
         config, name, **BIASES, dropout=True, causal=False, positions=positions, longest=positions,
@@ -94,9 +96,9 @@ def falcon(config: Config, name: str) -> Shape:
     heads = config.num_attention_heads
     kv = (config.num_key_value_heads or heads) if newer or not config.multi_query else 1
     parallel = config.parallel_attn or newer
-    two = not parallel or (newer and config.num_ln_in_parallel_attn != 1)
+    norms = config.num_ln_in_parallel_attn or (2 if newer else 1)
     biases = BIASES if config.bias else {}
-    return _plain(config, name, **biases, kv_heads=kv, parallel=parallel, norms=2 if two else 1)
+    return _plain(config, name, **biases, kv_heads=kv, parallel=parallel, norms=norms if parallel else 2)
 
 
 def llama4(config: Config, name: str) -> Shape:
