@@ -141,7 +141,15 @@ def test_a_config_json_gives_the_model_that_is_known_by_name(
         ({"model_type": "opt", "do_layer_norm_before": False}, "norms stand behind"),
         ({"model_type": "opt", "word_embed_proj_dim": 512}, "512 columns"),
         ({"model_type": "falcon", "alibi": True}, "ALiBi"),
-        ({"model_type": "llama4_text", "num_local_experts": 8, "num_experts_per_tok": 1, "moe_layers": [0, 3]}, "layers with experts"),
+        (
+            {
+                "model_type": "llama4_text",
+                "num_local_experts": 8,
+                "num_experts_per_tok": 1,
+                "moe_layers": [0, 3],
+            },
+            "layers with experts",
+        ),
         ({"model_type": "llama4_text"}, "num_local_experts"),
     ],
 )

@@ -70,7 +70,7 @@ def test_shared_experts_are_on_every_expert_rank() -> None:
 
 
 def test_every_second_layer_has_experts_wherever_a_stage_begins() -> None:
-    """Llama 4 Maverick in 16 stages of three layers: two dense ones and one of 128 experts, or the reverse."""
+    """Llama 4 Maverick in 16 stages of three layers: two dense and one of 128 experts, or the reverse."""
     h, wide, narrow = 5_120, 16_384, 8_192
     attention = h * (40 + 8 + 8) * 128 + 40 * 128 * h + 2 * h
     dense = attention + 3 * h * wide
@@ -84,7 +84,9 @@ def test_every_second_layer_has_experts_wherever_a_stage_begins() -> None:
         for number in (0, 47)
     ]
     for stage, (few, many) in ((2, (2, 1)), (3, (1, 2))):
-        begins = next(m for m in Prediction(asked).moments if m.stage == stage and m.name == "backward begins")
+        begins = next(
+            m for m in Prediction(asked).moments if m.stage == stage and m.name == "backward begins"
+        )
         saved = next(part.bytes for part in begins.parts if part.name == "activations")
         assert saved == few * kinds[0] + many * kinds[1]
 

@@ -122,7 +122,9 @@ LLAMA = {
         ({"model_type": "llama4_text", **FOUR, "attention_chunk_size": 7}, 7, (3,)),
         (
             {
-                "model_type": "llama4_text", **FOUR, "attention_chunk_size": 7,
+                "model_type": "llama4_text",
+                **FOUR,
+                "attention_chunk_size": 7,
                 "no_rope_layers": [0, 1, 1, 1, 0, 1],
             },
             7,
@@ -191,7 +193,7 @@ def test_a_longer_sequence_never_shortens_the_step() -> None:
 
 
 def test_chunks_leave_triangles_where_windows_leave_a_band() -> None:
-    """20 tokens in chunks of 8: 8 x 8 + 8 x 8 + 4 x 4 of 20 x 20 in the three of four layers that have them."""
+    """20 tokens in chunks of 8: 8 x 8 + 8 x 8 + 4 x 4 of 20 x 20, in three of four layers."""
     sizes = {"window": 8, "unwindowed": (3,), "chunked": True}
     shape = replace(named("llama-3-8b"), layers=4, **sizes)
     width = shape.query_width + shape.value_width

@@ -27,7 +27,7 @@ FAMILIES = (
     "granite",
     "smollm3",
     "gpt_oss",
-    "llama4",
+    "llama4_text",
     "gpt2",
     "gpt_neox",
     "opt",
@@ -38,7 +38,7 @@ FAMILIES = (
 )
 # What makes a family another model than this counts.
 UNKNOWN = {
-    "whisper": "its encoder reads 1,500 frames of sound whatever the text, and a plan has one sequence length",
+    "whisper": "its encoder reads 1,500 frames of sound for any text, and a plan has one sequence length",
 }
 # What a configuration's `architectures` end with: the models whose weights are counted.
 HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForImageClassification")
@@ -175,7 +175,7 @@ def from_config(content: bytes, name: str) -> Shape:
         written = _known_names(msgspec.json.decode(content, type=dict[str, Any]))
         # A family that is not known names its sizes as it likes: that comes before what is missing.
         kind = written.get("model_type")
-        if isinstance(kind, str) and kind.removesuffix("_text") not in {f.removesuffix("_text") for f in FAMILIES}:
+        if isinstance(kind, str) and kind not in FAMILIES:
             why = UNKNOWN.get(kind, f"this knows {', '.join(FAMILIES)}")
             raise BadModel(name, f"its model_type is '{shown(kind)}', and {why}")
         config = msgspec.convert(written, Config)
@@ -184,7 +184,10 @@ def from_config(content: bytes, name: str) -> Shape:
     kind = config.model_type
     for architecture in config.architectures or ():
         if not architecture.endswith(HEADS):
-            raise BadModel(name, f"it is a {shown(architecture)}, and only models of the kinds {', '.join(HEADS)} are counted")
+            raise BadModel(
+                name,
+                f"it is a {shown(architecture)}, and only models of the kinds {', '.join(HEADS)} are counted",
+            )
     if config.head_dim is None and config.kv_lora_rank is None:
         _divides(name, "num_attention_heads", config.num_attention_heads, "hidden_size", config.hidden_size)
     kv = config.num_key_value_heads or config.num_attention_heads
@@ -211,7 +214,9 @@ def _window(config: Config, kind: str) -> tuple[int, tuple[int, ...]]:
         first = config.max_window_layers
         return window, tuple(range(min(layers, 28 if first is None else first)))
     if kind in ("gemma2", "gemma3_text", "gpt_oss"):
-        return window, whole_every(config.sliding_window_pattern or (6 if kind == "gemma3_text" else 2), layers)
+        return window, whole_every(
+            config.sliding_window_pattern or (6 if kind == "gemma3_text" else 2), layers
+        )
     return window, ()
 
 

@@ -77,9 +77,7 @@ def opt(config: Config, name: str) -> Shape:
     positions = (config.max_position_embeddings or 2048) + 2
     relu = config.activation_function == "relu"
     norms = 0 if config.remove_final_layer_norm else 1
-    return _plain(
-        config, name, **BIASES, relu=relu, dropout=True, positions=positions, final_norms=norms
-    )
+    return _plain(config, name, **BIASES, relu=relu, dropout=True, positions=positions, final_norms=norms)
 
 
 def neox(config: Config, name: str) -> Shape:
@@ -89,9 +87,11 @@ def neox(config: Config, name: str) -> Shape:
 
 
 def falcon(config: Config, name: str) -> Shape:
-    """Falcon: one key-value head in the first of them, groups in the newer; one norm for both halves, or two."""
+    """The first have one key-value head, the newer ones groups; both halves have one norm, or one each."""
     if config.alibi:
-        raise BadModel(name, "its positions are biases of attention's scores (ALiBi), which this does not know")
+        raise BadModel(
+            name, "its positions are biases of attention's scores (ALiBi), which this does not know"
+        )
     newer = config.new_decoder_architecture
     heads = config.num_attention_heads
     kv = (config.num_key_value_heads or heads) if newer or not config.multi_query else 1

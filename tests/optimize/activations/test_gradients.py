@@ -469,7 +469,7 @@ def test_any_program_has_its_gradients_and_leaves_nothing_behind(programs: Any, 
 
 
 def test_inference_before_anything_is_learned_is_the_same_to_the_bit() -> None:
-    """torch's transformer layers take a fast path in inference, which rounds otherwise, if nothing has hooks."""
+    """torch's transformer layers have a fast path, which rounds otherwise, for inference without hooks."""
     torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
     x, padded = torch.randn(3, 7, 16), torch.zeros(3, 7, dtype=torch.bool)

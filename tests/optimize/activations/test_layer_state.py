@@ -281,7 +281,9 @@ def with_weights_frozen_meanwhile(model: Any, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("loss", [with_other_weights, with_weights_frozen_meanwhile])
 def test_a_layer_is_computed_again_with_the_weights_that_it_was_given(loss: Any, verify: Any) -> None:
     torch.manual_seed(0)
-    model: Any = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(3)])
+    model: Any = nn.Sequential(
+        *[nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(3)]
+    )
     x = torch.randn(4, 8)
 
     def trained() -> list[Any]:

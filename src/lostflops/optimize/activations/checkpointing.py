@@ -302,7 +302,7 @@ class Checkpointed(AppliedRemedy):
             )
         if _FUNCTORCH.peek_interpreter_stack() is not None:
             raise _Impossible(
-                f"'{self._name(layer)}' runs inside torch.func.vmap, jvp or grad, where torch computes nothing "
+                f"'{self._name(layer)}' runs inside torch.func.vmap, jvp or grad, where no layer can be computed "
                 "again",
                 "leave out optimize.checkpoint, or use torch.autograd",
             )

@@ -106,8 +106,8 @@ class LayerState:
         self._refuse_written_weights(before)
         if _travelling(before.parameters) != before.travelling:
             raise Refused(
-                f"the weights of '{self._name}' were streamed in its forward or are streamed in its backward, "
-                "and not in both: it would save other tensors when it is computed again",
+                f"the weights of '{self._name}' were streamed in its forward or are streamed in its "
+                "backward, and not in both: it would save other tensors when it is computed again",
                 "run the backward before streaming begins or ends",
             )
         had = [place.copy() for place in self._places]
@@ -132,7 +132,9 @@ class LayerState:
             if place.get(key) is not weight and weight.untyped_storage().nbytes()  # else FSDP has freed it
         ]
         others = [(place, key, place.get(key, _MISSING)) for place, key, _ in replaced]
-        turned = {id(weight): weight for _, _, weight, was in before.parameters if weight.requires_grad != was}
+        turned = {
+            id(weight): weight for _, _, weight, was in before.parameters if weight.requires_grad != was
+        }
         for place, key, weight in replaced:
             _put(place, key, weight)
         _turn(turned.values())

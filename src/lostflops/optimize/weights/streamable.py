@@ -77,7 +77,7 @@ def check_host(travelling: Sequence[Layer], buffers: int) -> None:
 
 
 def check_not_recorded(device: Device) -> None:
-    """A recording of what runs would leave the copies out, and what torch.func wraps has no memory to copy."""
+    """A recording of what runs would leave the copies out; what torch.func wraps has no memory to copy."""
     transform = _FUNCTORCH.peek_interpreter_stack()
     if transform is not None and transform.key() != _FUNCTORCH.TransformType.Vmap:
         raise Refused(
