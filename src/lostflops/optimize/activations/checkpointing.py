@@ -302,8 +302,8 @@ class Checkpointed(AppliedRemedy):
             )
         if _FUNCTORCH.peek_interpreter_stack() is not None:
             raise _Impossible(
-                f"'{self._name(layer)}' runs inside torch.func.vmap, jvp or grad, where no layer can be computed "
-                "again",
+                f"'{self._name(layer)}' runs inside torch.func.vmap, jvp or grad, where nothing can be "
+                "computed again",
                 "leave out optimize.checkpoint, or use torch.autograd",
             )
         if layer.training and getattr(layer, "gradient_checkpointing", False):
