@@ -93,7 +93,8 @@ def checkpoint(
 
     Each recomputation sees the numbers, `training` and replaced tensors that its modules had as attributes
     in the forward, lists and dictionaries as it was given them, and the attention backends and default dtype
-    then chosen; afterwards they are as before it, so that counts and loads are not added up twice. Refused: a
+    then chosen; afterwards they are as before it, so that counts and loads are not added up twice. What a
+    layer changes elsewhere, such as a count in a module's global list, is changed twice. Refused: a
     layer that writes to a tensor of its own in place, and a weight, buffer or other tensor of it, or one that
     it is given in a list or dictionary, that is written between the forward and the backward.
     """
