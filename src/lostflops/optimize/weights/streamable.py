@@ -78,12 +78,6 @@ def check_host(travelling: Sequence[Layer], buffers: int) -> None:
 
 def check_not_recorded(device: Device) -> None:
     """A recording of what runs would leave the copies out; what torch.func wraps has no memory to copy."""
-    transform = _FUNCTORCH.peek_interpreter_stack()
-    if transform is not None and transform.key() != _FUNCTORCH.TransformType.Vmap:
-        raise Refused(
-            "a model whose weights are streamed runs inside torch.func.jvp, grad or the like",
-            "use torch.autograd, or leave the weights on the device",
-        )
     if torch.compiler.is_compiling():
         raise Refused(
             "a model whose weights are streamed is being compiled",
@@ -91,3 +85,9 @@ def check_not_recorded(device: Device) -> None:
         )
     if device.torch_device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise Refused("a model whose weights are streamed is captured as a CUDA graph", "run it without one")
+    transform = _FUNCTORCH.peek_interpreter_stack()
+    if transform is not None and transform.key() != _FUNCTORCH.TransformType.Vmap:
+        raise Refused(
+            "a model whose weights are streamed runs inside torch.func.jvp, grad or the like",
+            "use torch.autograd, or leave the weights on the device",
+        )
