@@ -532,8 +532,8 @@ class BadModel(LostflopsError):
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(
-            f"'{shown(name)}' does not describe a decoder that can be planned: {shown(why)}.",
-            "give the config.json of a Llama, Mistral, Mixtral, Qwen or DeepSeek model.",
+            f"'{shown(name)}' does not describe a model that can be planned: {shown(why)}.",
+            "give the config.json of another model, or the name of one that is known.",
         )
 
 

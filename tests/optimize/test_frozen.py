@@ -640,10 +640,29 @@ def test_values_given_through_data_count() -> None:
         for each in (model, other):
             each.blocks[0].mlp[3].weight.data = each.blocks[0].mlp[3].weight.data * 2
         assert_same(steps(model, 1), steps(other, 1))
+        for number in (0, 1, 2, 3):  # one of them is in a slot
+            for each in (model, other):
+                each.blocks[number].mlp[3].weight.data.mul_(3)
+            assert_same(steps(model, 1), steps(other, 1))
         for each in (model, other):
-            each.blocks[1].mlp[3].weight.data.mul_(3)
+            each.blocks[1].mlp[3].weight.data[0, 0] *= 3  # too few to be seen
         streamed.refresh()
         assert_same(steps(model, 1), steps(other, 1))
+
+
+def test_what_peft_merges_meanwhile_is_what_is_computed() -> None:
+    """It writes to all of the weights through `.data`, in both directions."""
+    found: list[Any] = []
+    for streams in (True, False):
+        model = tiny_models.lora(tiny_models.llama(4), rank=2)
+        batch = tiny_models.llama_batch()
+        streamed = stream_frozen(model, device=ThreadedDevice()) if streams else nullcontext()
+        with streamed, torch.no_grad():
+            for turn in (model.eval, model.merge_adapter, model.unmerge_adapter, model.merge_adapter):
+                turn()
+                found.append(model(**batch).logits)
+    for one, other in zip(found[:4], found[4:], strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_weight_written_while_its_layer_is_the_last_that_was_used_counts() -> None:
@@ -928,6 +947,26 @@ def test_other_refusals() -> None:
     device.coherent = True
     with pytest.raises(Refused, match="shares the host's memory"):
         stream_frozen(model, "200 KiB", device=device)
+
+
+def test_what_torch_func_wraps_is_refused_but_for_vmap() -> None:
+    model, x = adapted(), tiny_models.transformer_batch()
+    plain = model(x)
+    with small(model):
+        with pytest.raises(Refused, match=r"runs inside torch\.func\.jvp"):
+            torch.func.jvp(model, (x,), (x,))
+        with torch.no_grad():
+            assert torch.equal(torch.func.vmap(model)(x.unsqueeze(0))[0], plain)
+
+
+def test_a_backward_that_comes_after_the_streaming_is_refused_where_layers_are_computed_again() -> None:
+    """Streamed weights are saved elsewhere than others: their places would be mixed up."""
+    model = adapted()
+    with optimize.checkpoint(model, keep=()):
+        with small(model):
+            loss = model(tiny_models.transformer_batch()).square().mean()
+        with pytest.raises(Refused, match="were streamed in its forward or are streamed in its backward"):
+            loss.backward()
 
 
 def test_changes_to_a_streamed_weight_are_refused() -> None:

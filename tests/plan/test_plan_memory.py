@@ -132,6 +132,25 @@ def test_a_config_json_gives_the_model_that_is_known_by_name(
         ({"num_attention_heads": None}, "num_attention_heads"),
         ({"num_local_experts": 8, "num_experts_per_tok": 9}, "8 experts"),
         ({"model_type": "deepseek_v3"}, "kv_lora_rank"),
+        ({"model_type": "whisper"}, "1,500 frames of sound"),
+        ({"architectures": ["MistralForSequenceClassification"]}, "MistralForSequenceClassification"),
+        ({"model_type": "gpt2", "add_cross_attention": True}, "cross attention"),
+        ({"model_type": "bert", "is_decoder": True}, "decoder"),
+        ({"model_type": "bert", "tie_word_embeddings": False}, "one table"),
+        (DEEPSEEK | {"attention_bias": True}, "latent attention has biases"),
+        ({"model_type": "opt", "do_layer_norm_before": False}, "norms stand behind"),
+        ({"model_type": "opt", "word_embed_proj_dim": 512}, "512 columns"),
+        ({"model_type": "falcon", "alibi": True}, "ALiBi"),
+        (
+            {
+                "model_type": "llama4_text",
+                "num_local_experts": 8,
+                "num_experts_per_tok": 1,
+                "moe_layers": [0, 3],
+            },
+            "layers with experts",
+        ),
+        ({"model_type": "llama4_text"}, "num_local_experts"),
     ],
 )
 def test_a_config_that_describes_no_decoder_is_refused_in_words(change: dict[str, object], says: str) -> None:

@@ -12,6 +12,7 @@ from lostflops.plan import hardware, pages
 from lostflops.plan.models import named
 from lostflops.plan.serve import inference
 from lostflops.plan.shape import elements
+from lostflops.plan.train import activation_memory
 from lostflops.plan.train.job import Prediction, Training
 from lostflops.plan.train.layout import Layout, stage_layers, stage_weights
 from lostflops.plan.train.ranking import rank
@@ -66,6 +67,28 @@ def test_shared_experts_are_on_every_expert_rank() -> None:
     dense = attention + 3 * 2_048 * 10_944 + 2 * 2_048
     whole = 26 * moe + dense + 2 * 102_400 * 2_048 + 2_048
     assert held("deepseek-v2-lite", Layout(8, expert=8)) == whole == 3_110_989_312
+
+
+def test_every_second_layer_has_experts_wherever_a_stage_begins() -> None:
+    """Llama 4 Maverick in 16 stages of three layers: two dense and one of 128 experts, or the reverse."""
+    h, wide, narrow = 5_120, 16_384, 8_192
+    attention = h * (40 + 8 + 8) * 128 + 40 * 128 * h + 2 * h
+    dense = attention + 3 * h * wide
+    mixed = attention + 3 * h * narrow * 129 + 128 * h
+    stages = Layout(16, pipeline=16)
+    assert held("llama-4-maverick", stages, 2) == 2 * dense + mixed
+    assert held("llama-4-maverick", stages, 3) == dense + 2 * mixed
+    asked = job("llama-4-maverick", "h200", sequence=512, layout=stages)
+    kinds = [
+        activation_memory.layer_bytes(asked.shape, number, 512, asked.layout, None, asked.executed)
+        for number in (0, 47)
+    ]
+    for stage, (few, many) in ((2, (2, 1)), (3, (1, 2))):
+        begins = next(
+            m for m in Prediction(asked).moments if m.stage == stage and m.name == "backward begins"
+        )
+        saved = next(part.bytes for part in begins.parts if part.name == "activations")
+        assert saved == few * kinds[0] + many * kinds[1]
 
 
 def test_an_image_has_one_answer_and_no_rotary_table() -> None:

@@ -166,6 +166,7 @@ def test_vtrain_s_measured_steps_are_met_and_its_fastest_layouts_found() -> None
 
 FEW: dict[str, Any] = {"num_hidden_layers": 2, "num_key_value_heads": 2}
 BIASES: dict[str, Any] = {"attention_bias": True, "mlp_bias": True}
+NEWER: dict[str, Any] = {"num_hidden_layers": 2, "new_decoder_architecture": True, "num_kv_heads": 1}
 # As transformers counts them: configuration class, its changes, model class.
 CLASSES: list[tuple[str, dict[str, Any], str]] = [
     ("GPT2Config", {}, "GPT2LMHeadModel"),
@@ -186,6 +187,20 @@ CLASSES: list[tuple[str, dict[str, Any], str]] = [
     ("Qwen3Config", FEW | BIASES, "Qwen3ForCausalLM"),
     ("GemmaConfig", FEW | BIASES, "GemmaForCausalLM"),
     ("MistralConfig", FEW | BIASES, "MistralForCausalLM"),  # which does not heed them
+    ("BertConfig", {"type_vocab_size": 3}, "BertForMaskedLM"),
+    ("OPTConfig", {"num_hidden_layers": 2}, "OPTForCausalLM"),
+    ("GPTNeoXConfig", {"num_hidden_layers": 2}, "GPTNeoXForCausalLM"),
+    ("GPTNeoXConfig", {"num_hidden_layers": 2, "attention_bias": False}, "GPTNeoXForCausalLM"),
+    ("FalconConfig", {"num_hidden_layers": 2}, "FalconForCausalLM"),
+    ("FalconConfig", NEWER, "FalconForCausalLM"),
+    ("FalconConfig", NEWER | {"num_ln_in_parallel_attn": 1, "bias": True}, "FalconForCausalLM"),
+    ("FalconConfig", {"num_hidden_layers": 2, "parallel_attn": False}, "FalconForCausalLM"),
+    ("FalconConfig", {"num_hidden_layers": 2, "num_ln_in_parallel_attn": 2}, "FalconForCausalLM"),
+    ("Qwen2MoeConfig", FEW | {"qkv_bias": False}, "Qwen2MoeForCausalLM"),
+    ("T5Config", {"is_gated_act": True}, "T5ForConditionalGeneration"),
+    ("GptOssConfig", {"num_hidden_layers": 3}, "GptOssForCausalLM"),
+    ("Llama4TextConfig", {"num_hidden_layers": 4}, "Llama4ForCausalLM"),
+    ("Llama4TextConfig", {"num_hidden_layers": 4, "interleave_moe_layer_step": 2}, "Llama4ForCausalLM"),
 ]
 
 
@@ -206,6 +221,14 @@ def test_models_have_the_published_number_of_parameters() -> None:
     published = {
         "gpt2": 124_439_808,
         "gpt2-xl": 1_557_611_200,
+        "bert-base-uncased": 109_514_298,
+        "opt-1.3b": 1_315_758_080,
+        "opt-6.7b": 6_658_473_984,
+        "gpt-neox-20b": 20_554_567_680,
+        "pythia-6.9b": 6_857_302_016,
+        "falcon-7b": 6_921_720_704,
+        "gpt-oss-20b": 20_914_757_184,
+        "gpt-oss-120b": 116_829_156_672,
         "t5-base": 222_903_552,
         "flan-t5-xxl": 11_135_332_352,
         "vit-base": 86_567_656,

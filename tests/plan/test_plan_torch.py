@@ -88,6 +88,23 @@ def layer(lora: Lora | None, keep: list[Any], *, inner_norms: bool) -> Any:
     return forward
 
 
+def saved_bytes(forward: Any, keep: list[Any]) -> int:
+    """What autograd saves of it, each storage once, and nothing of `keep`."""
+    known = {tensor.untyped_storage().data_ptr() for tensor in keep}
+    found: dict[int, Any] = {}
+
+    def pack(tensor: Any) -> Any:
+        found.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = forward()
+    assert out.requires_grad
+    sizes = [t.untyped_storage().nbytes() for at, t in found.items() if at not in known]
+    # Scalars and dropout's random state, a few bytes each, are no activations.
+    return sum(size for size in sizes if size >= TOKENS)
+
+
 @pytest.mark.parametrize(
     "lora",
     [
@@ -105,17 +122,43 @@ def test_a_layer_saves_the_storages_that_are_counted(lora: Lora | None, inner_no
     keep: list[Any] = []
     shape = replace(SHAPE, query_key_norm=inner_norms)
     forward = layer(lora, keep, inner_norms=inner_norms)
-    known = {tensor.untyped_storage().data_ptr() for tensor in keep}
-    found: dict[int, Any] = {}
-
-    def pack(tensor: Any) -> Any:
-        found.setdefault(tensor.untyped_storage().data_ptr(), tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = forward()
-    sizes = [t.untyped_storage().nbytes() for at, t in found.items() if at not in known]
-    # Scalars and dropout's random state, a few bytes each, are no activations.
-    saved = sum(size for size in sizes if size >= TOKENS)
-    assert out.requires_grad
+    saved = saved_bytes(forward, keep)
     assert saved == activation_memory.layer_bytes(shape, 0, TOKENS, Layout(), lora)
+
+
+def plain_layer(shape: Shape, keep: list[Any]) -> Any:
+    """A layer with LayerNorm and two matrices without a gate, such as OPT's, GPT-NeoX's and Falcon's."""
+    kv = KV * SIZE
+    sizes = [(HEADS * SIZE, HIDDEN), (kv, HIDDEN), (kv, HIDDEN), (HIDDEN, HEADS * SIZE), (WIDTH, HIDDEN)]
+    q, k, v, o, up, down = (parameter(*size, trained=True) for size in (*sizes, (HIDDEN, WIDTH)))
+    scales = [parameter(HIDDEN, trained=True, kind=torch.float32) for _ in range(4)]
+    keep += [q, k, v, o, up, down, *scales]
+    x = torch.randn(1, TOKENS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+    residual, linear = x * 1, torch.nn.functional.linear
+    activation = torch.nn.functional.relu if shape.relu else torch.nn.functional.gelu
+
+    def forward() -> Any:
+        def normed(of: Any, number: int) -> Any:
+            return torch.nn.functional.layer_norm(of, (HIDDEN,), scales[2 * number], scales[2 * number + 1])
+
+        y = normed(residual, 0)
+        heads = (linear(y, w).view(1, TOKENS, -1, SIZE).transpose(1, 2) for w in (q, k, v))
+        attended = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        middle = residual + linear(attended.transpose(1, 2).reshape(1, TOKENS, -1), o)
+        z = y if shape.norms == 1 else normed(residual if shape.parallel else middle, 1)
+        return middle + linear(activation(linear(z, up)), down)
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    "has",
+    [{}, {"relu": True}, {"parallel": True}, {"parallel": True, "norms": 1}],
+    ids=["GPT", "OPT", "GPT-NeoX", "Falcon-7B"],
+)
+def test_a_layer_without_a_gate_saves_the_storages_that_are_counted(has: dict[str, Any]) -> None:
+    shape = replace(SHAPE, gated=False, layer_norm=True, **has)
+    keep: list[Any] = []
+    assert saved_bytes(plain_layer(shape, keep), keep) == activation_memory.layer_bytes(
+        shape, 0, TOKENS, Layout()
+    )

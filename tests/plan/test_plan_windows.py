@@ -87,6 +87,7 @@ def test_gemma_3_caches_a_sixth_of_its_layers_in_full() -> None:
     assert "keep the last" not in next(p.why for p in served(named("llama-3-8b"), 9_000, 1).parts if p.bytes)
 
 
+FOUR = {"num_local_experts": 4, "num_experts_per_tok": 1}
 LLAMA = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4,
     "vocab_size": 100,
@@ -116,6 +117,18 @@ LLAMA = {
             },
             7,
             (0,),
+        ),
+        ({"model_type": "gpt_oss", "sliding_window": 7, **FOUR}, 7, (1, 3, 5)),
+        ({"model_type": "llama4_text", **FOUR, "attention_chunk_size": 7}, 7, (3,)),
+        (
+            {
+                "model_type": "llama4_text",
+                **FOUR,
+                "attention_chunk_size": 7,
+                "no_rope_layers": [0, 1, 1, 1, 0, 1],
+            },
+            7,
+            (0, 4),
         ),
     ],
 )
@@ -177,3 +190,13 @@ def test_a_longer_sequence_never_shortens_the_step() -> None:
     asked = replace(asked, gpu=hardware.gpu("b200"))
     steps = [Prediction(replace(asked, sequence=1000 * times)).step_ns for times in (1, 2, 4, 8)]
     assert steps == sorted(steps)
+
+
+def test_chunks_leave_triangles_where_windows_leave_a_band() -> None:
+    """20 tokens in chunks of 8: 8 x 8 + 8 x 8 + 4 x 4 of 20 x 20, in three of four layers."""
+    sizes = {"window": 8, "unwindowed": (3,), "chunked": True}
+    shape = replace(named("llama-3-8b"), layers=4, **sizes)
+    width = shape.query_width + shape.value_width
+    assert attention_operations(shape, 20, 1) == (400 - 256 * 3 // 4) * width
+    assert attention_operations(shape, 8, 1) == 64 * width
+    assert shape.seen(20) == 3 * 8 + 20

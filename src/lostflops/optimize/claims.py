@@ -79,7 +79,7 @@ class Version:
         self._counter = (
             tensor.detach()
         )  # shares the counter; given other data below, it no longer shares memory
-        if type(self._counter) is torch.Tensor:
+        if type(self._counter) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized:
             self._counter.data = _nothing(tensor)
 
     def changed(self) -> bool:

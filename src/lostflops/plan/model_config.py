@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from lostflops.errors import BadModel, shown
+from lostflops.plan.model_families import BY_FAMILY
 from lostflops.plan.shape import Latent, Shape
 
 FAMILIES = (
@@ -25,10 +26,22 @@ FAMILIES = (
     "phi3",
     "granite",
     "smollm3",
+    "gpt_oss",
+    "llama4_text",
     "gpt2",
+    "gpt_neox",
+    "opt",
+    "falcon",
+    "bert",
     "t5",
     "vit",
 )
+# What makes a family another model than this counts.
+UNKNOWN = {
+    "whisper": "its encoder reads 1,500 frames of sound for any text, and a plan has one sequence length",
+}
+# What a configuration's `architectures` end with: the models whose weights are counted.
+HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForImageClassification")
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
 Perhaps = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
@@ -74,12 +87,35 @@ class Config(msgspec.Struct):
     layer_types: list[str] | None = None
     num_decoder_layers: Perhaps | None = None
     feed_forward_proj: str = "relu"
+    is_gated_act: bool | None = None
     relative_attention_num_buckets: Perhaps = 32
     image_size: Count = 224
     patch_size: Count = 16
     num_channels: Count = 3
     qkv_bias: bool = True
     id2label: dict[str, Any] | None = None
+    architectures: list[str] | None = None
+    add_cross_attention: bool = False
+    is_decoder: bool = False
+    type_vocab_size: Perhaps = 2
+    activation_function: str = "relu"
+    do_layer_norm_before: bool = True
+    enable_bias: bool = True
+    layer_norm_elementwise_affine: bool = True
+    remove_final_layer_norm: bool = False
+    word_embed_proj_dim: Perhaps | None = None
+    use_parallel_residual: bool = True
+    alibi: bool = False
+    multi_query: bool = True
+    parallel_attn: bool = True
+    bias: bool = False
+    new_decoder_architecture: bool = False
+    num_ln_in_parallel_attn: Perhaps | None = None
+    interleave_moe_layer_step: Perhaps | None = None
+    intermediate_size_mlp: Perhaps | None = None
+    moe_layers: list[Perhaps] | None = None
+    attention_chunk_size: Perhaps | None = None
+    no_rope_layers: list[Perhaps] | None = None
 
 
 # What the families call the fields of `Config`, and what their configurations leave out.
@@ -92,10 +128,17 @@ ALIASES = {
         "d_model": "hidden_size", "d_ff": "intermediate_size", "num_layers": "num_hidden_layers",
         "num_heads": "num_attention_heads", "d_kv": "head_dim", "n_positions": "max_position_embeddings",
     },
+    "opt": {"ffn_dim": "intermediate_size", "_remove_final_layer_norm": "remove_final_layer_norm"},
+    "falcon": {"ffn_hidden_size": "intermediate_size", "num_kv_heads": "num_key_value_heads"},
 }  # fmt: skip
-TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "gpt2", "t5")  # unless the configuration says otherwise
+# Unless the configuration says otherwise.
+TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "gpt2", "t5", "bert", "opt", "falcon")
+WITH_BIASES = ("gpt_oss", "gpt_neox")
 # Families that heed `attention_bias`, at the output as well, and those that do not, as transformers has them.
-BIASED = ("llama", "granite", "smollm3", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text")
+BIASED = (
+    *("llama", "granite", "smollm3", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text"),
+    "gpt_oss",
+)
 UNBIASED = ("mistral", "mixtral", "phi3")
 # What published configurations of Gemma 3 leave out, as transformers fills it in.
 GEMMA_3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208}
@@ -106,11 +149,16 @@ def _known_names(written: dict[str, Any]) -> dict[str, Any]:
     if kind == "gemma3" and isinstance(text := written.get("text_config"), dict):
         kind = "gemma3_text"  # images are left out
         written = {**msgspec.convert(text, dict[str, Any]), "model_type": kind}
+    if kind == "llama4" and isinstance(text := written.get("text_config"), dict):
+        kind = "llama4_text"
+        written = {**msgspec.convert(text, dict[str, Any]), "model_type": kind}
     aliases = ALIASES.get(kind, {}) if isinstance(kind, str) else {}
     found: dict[str, Any] = {aliases.get(name, name): value for name, value in written.items()}
     if kind in TIED:
         found.setdefault("tie_word_embeddings", True)
-    if kind == "gpt2" and isinstance(found.get("hidden_size"), int):
+    if kind in WITH_BIASES:
+        found.setdefault("attention_bias", True)
+    if kind in ("gpt2", "falcon") and isinstance(found.get("hidden_size"), int):
         found["intermediate_size"] = found.get("intermediate_size") or 4 * found["hidden_size"]
     if kind == "t5" and found.get("num_hidden_layers") is not None:
         found["num_decoder_layers"] = found.get("num_decoder_layers") or found["num_hidden_layers"]
@@ -128,11 +176,18 @@ def from_config(content: bytes, name: str) -> Shape:
         # A family that is not known names its sizes as it likes: that comes before what is missing.
         kind = written.get("model_type")
         if isinstance(kind, str) and kind not in FAMILIES:
-            raise BadModel(name, f"its model_type is '{shown(kind)}', and this knows {', '.join(FAMILIES)}")
+            why = UNKNOWN.get(kind, f"this knows {', '.join(FAMILIES)}")
+            raise BadModel(name, f"its model_type is '{shown(kind)}', and {why}")
         config = msgspec.convert(written, Config)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadModel(name, str(error)) from error
     kind = config.model_type
+    for architecture in config.architectures or ():
+        if not architecture.endswith(HEADS):
+            raise BadModel(
+                name,
+                f"it is a {shown(architecture)}, and only models of the kinds {', '.join(HEADS)} are counted",
+            )
     if config.head_dim is None and config.kv_lora_rank is None:
         _divides(name, "num_attention_heads", config.num_attention_heads, "hidden_size", config.hidden_size)
     kv = config.num_key_value_heads or config.num_attention_heads
@@ -140,33 +195,6 @@ def from_config(content: bytes, name: str) -> Shape:
     if config.mlp_only_layers or (config.decoder_sparse_step or 1) != 1 or (config.moe_layer_freq or 1) != 1:
         raise BadModel(name, "its expert layers are not all the layers behind the first dense ones")
     return _shape(config, kind, name, kv)
-
-
-def _as_gpt(config: Config, kind: str, name: str) -> Shape:
-    """GPT-2, and ViT, whose layers are the same."""
-    vit = kind == "vit"
-    tokens = (config.image_size // config.patch_size) ** 2 + 1 if vit else config.max_position_embeddings
-    return Shape(
-        name=name,
-        hidden=config.hidden_size,
-        feed_forward=config.intermediate_size,
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_attention_heads,
-        head_size=config.hidden_size // config.num_attention_heads,
-        vocabulary=config.vocab_size,
-        tied=config.tie_word_embeddings and not vit,
-        attention_bias=config.qkv_bias or not vit,
-        output_bias=True,
-        gated=False,
-        layer_norm=True,
-        mlp_bias=True,
-        dropout=not vit,
-        positions=tokens or 1024,
-        longest=tokens or 1024,
-        causal=not vit,
-        patch=config.num_channels * config.patch_size**2 if vit else 0,
-    )
 
 
 def whole_every(every: int, layers: int) -> tuple[int, ...]:
@@ -185,8 +213,10 @@ def _window(config: Config, kind: str) -> tuple[int, tuple[int, ...]]:
     if kind.startswith("qwen"):
         first = config.max_window_layers
         return window, tuple(range(min(layers, 28 if first is None else first)))
-    if kind in ("gemma2", "gemma3_text"):
-        return window, whole_every(config.sliding_window_pattern or (2 if kind == "gemma2" else 6), layers)
+    if kind in ("gemma2", "gemma3_text", "gpt_oss"):
+        return window, whole_every(
+            config.sliding_window_pattern or (6 if kind == "gemma3_text" else 2), layers
+        )
     return window, ()
 
 
@@ -208,10 +238,14 @@ def _shape(config: Config, kind: str, name: str, kv: int) -> Shape:
             raise BadModel(
                 name, "its kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim or v_head_dim is absent"
             )
+        if config.attention_bias:
+            raise BadModel(name, "its latent attention has biases")
         latent = Latent(config.q_lora_rank or 0, *(size or 0 for size in sizes))
-    if kind in ("gpt2", "vit"):
-        return _as_gpt(config, kind, name)
+    if kind in BY_FAMILY:
+        return BY_FAMILY[kind](config, name)
     decoder = config.num_decoder_layers or 0
+    said = config.is_gated_act
+    gated = config.feed_forward_proj.startswith("gated") if said is None else said
     window, unwindowed = _window(config, kind)
     return Shape(
         name=name,
@@ -223,12 +257,16 @@ def _shape(config: Config, kind: str, name: str, kv: int) -> Shape:
         head_size=config.head_dim or config.hidden_size // config.num_attention_heads,
         vocabulary=config.vocab_size,
         tied=config.tie_word_embeddings,
-        attention_bias=(config.attention_bias and kind not in UNBIASED) or kind in ("qwen2", "qwen2_moe"),
+        attention_bias=(config.attention_bias and kind not in UNBIASED)
+        or kind == "qwen2"
+        or (kind == "qwen2_moe" and config.qkv_bias),
         output_bias=config.attention_bias and kind in BIASED,
+        sinks=kind == "gpt_oss",
+        expert_bias=kind == "gpt_oss",
         mlp_bias=config.mlp_bias and kind in ("llama", "granite", "smollm3"),
         query_key_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
         norms=4 if kind in ("gemma2", "gemma3_text") else 2,
-        gated=kind != "t5" or config.feed_forward_proj.startswith("gated"),
+        gated=kind != "t5" or gated,
         dropout=kind == "t5",
         encoder_layers=config.num_hidden_layers if kind == "t5" else 0,
         buckets=config.relative_attention_num_buckets if kind == "t5" else 0,
@@ -244,7 +282,7 @@ def _shape(config: Config, kind: str, name: str, kv: int) -> Shape:
         else config.shared_expert_intermediate_size or 0,
         shared_gate=kind == "qwen2_moe",
         dense_layers=min(config.first_k_dense_replace or 0, config.num_hidden_layers) if experts else 0,
-        router_bias=kind == "deepseek_v3" and experts > 0,
+        router_bias=kind in ("deepseek_v3", "gpt_oss") and experts > 0,
         latent=latent,
         window=window,
         unwindowed=unwindowed,

@@ -21,6 +21,58 @@ def _gpt(name: str, h: int, layers: int, heads: int, vocabulary: int, positions:
     )  # fmt: skip
 
 
+BIASES: dict[str, Any] = {"attention_bias": True, "output_bias": True, "mlp_bias": True}
+PLAIN: dict[str, Any] = {"gated": False, "layer_norm": True}  # norms and feed-forward as GPT's
+
+
+def _bert(name: str, h: int, layers: int, heads: int, vocabulary: int = 30522) -> Shape:
+    """An encoder with the head that fills in masked words, as it is trained."""
+    return Shape(
+        name, h, 4 * h, layers, heads, heads, h // heads, vocabulary, tied=True, **BIASES, **PLAIN,
+        dropout=True, positions=512, longest=512, causal=False, segments=2, embedding_norm=True,
+        final_norms=0, transform=True,
+    )  # fmt: skip
+
+
+def _opt(name: str, h: int, layers: int, heads: int) -> Shape:
+    return Shape(
+        name, h, 4 * h, layers, heads, heads, h // heads, 50272, tied=True, **BIASES, **PLAIN, relu=True,
+        dropout=True, positions=2050, longest=2048,
+    )  # fmt: skip
+
+
+def _neox(name: str, h: int, layers: int, heads: int, vocabulary: int) -> Shape:
+    return Shape(
+        name, h, 4 * h, layers, heads, heads, h // heads, vocabulary, **BIASES, **PLAIN, parallel=True,
+        longest=2048,
+    )  # fmt: skip
+
+
+def _falcon(name: str, h: int, layers: int, heads: int, kv: int, norms: int) -> Shape:
+    return Shape(
+        name, h, 4 * h, layers, heads, kv, 64, 65024, tied=True, **PLAIN, parallel=True, norms=norms,
+        longest=2048,
+    )  # fmt: skip
+
+
+def _gpt_oss(name: str, layers: int, experts: int) -> Shape:
+    """Every second layer sees everything, the others 128 tokens."""
+    return Shape(
+        name, 2880, 2880, layers, 64, 8, 64, 201088, attention_bias=True, output_bias=True, sinks=True,
+        experts=experts, experts_per_token=4, expert_width=2880, router_bias=True, expert_bias=True,
+        longest=131072, window=128, unwindowed=whole_every(2, layers),
+    )  # fmt: skip
+
+
+def _llama4(name: str, experts: int, every: int, longest: int) -> Shape:
+    """The text part: three of four layers see a chunk of 8,192 tokens."""
+    return Shape(
+        name, 5120, 16384, 48, 40, 8, 128, 202048, experts=experts, experts_per_token=1, expert_width=8192,
+        shared_width=8192, expert_every=every, longest=longest, window=8192, chunked=True,
+        unwindowed=whole_every(4, 48),
+    )  # fmt: skip
+
+
 def _t5(name: str, h: int, f: int, layers: int, heads: int, size: int, *, gated: bool) -> Shape:
     """`layers` of an encoder and as many of a decoder; version 1.1 has a gate and a head of its own."""
     return Shape(
@@ -119,6 +171,26 @@ KNOWN = {
         _t5("t5-large", 1024, 4096, 24, 16, 64, gated=False),
         _t5("flan-t5-xl", 2048, 5120, 24, 32, 64, gated=True),
         _t5("flan-t5-xxl", 4096, 10240, 24, 64, 64, gated=True),
+        _bert("bert-base", 768, 12, 12),
+        _bert("bert-large", 1024, 24, 16),
+        _opt("opt-125m", 768, 12, 12),
+        _opt("opt-1.3b", 2048, 24, 32),
+        _opt("opt-2.7b", 2560, 32, 32),
+        _opt("opt-6.7b", 4096, 32, 32),
+        _opt("opt-13b", 5120, 40, 40),
+        _opt("opt-30b", 7168, 48, 56),
+        _opt("opt-66b", 9216, 64, 72),
+        _neox("gpt-neox-20b", 6144, 44, 64, 50432),
+        _neox("pythia-1.4b", 2048, 24, 16, 50304),
+        _neox("pythia-2.8b", 2560, 32, 32, 50304),
+        _neox("pythia-6.9b", 4096, 32, 32, 50432),
+        _neox("pythia-12b", 5120, 36, 40, 50688),
+        _falcon("falcon-7b", 4544, 32, 71, 1, 1),
+        _falcon("falcon-40b", 8192, 60, 128, 8, 2),
+        _gpt_oss("gpt-oss-20b", 24, 32),
+        _gpt_oss("gpt-oss-120b", 36, 128),
+        _llama4("llama-4-scout", 16, 1, 10485760),
+        _llama4("llama-4-maverick", 128, 2, 1048576),
         _vit("vit-base", 768, 12, 12, 16, 224),
         _vit("vit-large", 1024, 24, 16, 16, 224),
         _vit("vit-huge", 1280, 32, 16, 14, 224),
@@ -198,7 +270,7 @@ KNOWN = {
     )
 }
 
-_ENDINGS = r"-(hf|instruct|chat|base|it|v\d(\.\d)?|\d{4})$"
+_ENDINGS = r"-(hf|instruct|chat|base|it|uncased|17b-16e|17b-128e|v\d(\.\d)?|\d{4})$"
 
 
 def named(name: str) -> Shape:

@@ -6,8 +6,10 @@ Llama-2-70B is 68,976,648,192 parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 Split = Literal["outputs", "inputs", "whole"]
@@ -74,15 +76,23 @@ class Shape:
     shared_width: int = 0
     shared_gate: bool = False
     dense_layers: int = 0  # of a mixture of experts: how many layers have none
+    expert_every: int = 1  # behind those, the last of each so many layers has experts
+    expert_bias: bool = False
     router_bias: bool = False
     latent: Latent | None = None
     expert_nodes: int = 0  # at most so many nodes hold a token's experts; 0 where nothing limits it
     gated: bool = True  # a gate beside the feed-forward's first matrix
     layer_norm: bool = False  # norms with mean and bias
     mlp_bias: bool = False
+    relu: bool = False  # in place of GELU: its result is all that it saves
     dropout: bool = False  # behind attention and feed-forward, as GPT was trained
     norms: int = 2  # of a layer's hidden states
+    parallel: bool = False  # attention and feed-forward read the same hidden states
+    sinks: bool = False  # a number per head, which takes a share of attention from all tokens
     positions: int = 0  # learned position embeddings
+    segments: int = 0  # learned embeddings of the part of a text that a token is in
+    embedding_norm: bool = False  # behind the embeddings
+    transform: bool = False  # a matrix and a norm before the head, and a bias in it
     longest: int = 0  # tokens that the model was made for; 0 where nobody says
     encoder_layers: int = 0  # of an encoder and decoder
     causal: bool = True
@@ -90,6 +100,7 @@ class Shape:
     buckets: int = 0  # of relative positions, per head, in the first layer of each stack
     final_norms: int = 1
     window: int = 0  # tokens back that a layer's attention sees; 0 where all layers see all of them
+    chunked: bool = False  # windows do not move along: a token sees its own, from where that begins
     unwindowed: tuple[int, ...] = ()  # of a model with a window: layers that see everything
     ahead: int = 0  # tokens beyond the next that training predicts, each with a layer and a pass of the head
 
@@ -106,7 +117,8 @@ class Shape:
         return self.heads * (self.latent.value if self.latent else self.head_size)
 
     def is_dense(self, layer: int) -> bool:
-        return not self.experts or layer < self.dense_layers
+        behind = layer + 1 - self.dense_layers
+        return not self.experts or behind <= 0 or behind % self.expert_every != 0
 
     def crosses(self, layer: int) -> bool:
         """Whether a layer reads an encoder's states."""
@@ -118,7 +130,7 @@ class Shape:
         return self.layers - len(self.unwindowed) if self.window else 0
 
     def seen(self, tokens: int) -> int:
-        """How many of the last `tokens` the attention of all layers sees, added up over layers."""
+        """How many of the last `tokens` the attention of all layers sees at most, added up over layers."""
         near = min(tokens, self.window or tokens)
         return near * self.layers + (tokens - near) * len(self.unwindowed)
 
@@ -126,6 +138,10 @@ class Shape:
         """The first layer or the last, whichever has the weights of this one: there are two kinds at most."""
         first = self.is_dense(layer) and not self.crosses(layer)
         return 0 if first else self.layers - 1
+
+    def kinds(self, layers: range) -> Mapping[int, int]:
+        """The kinds among some layers, by what each is `like`, and how many of each there are."""
+        return _kinds(self, layers)
 
     def layer(self, number: int) -> tuple[Weight, ...]:
         """The weights of one layer."""
@@ -145,6 +161,10 @@ class Shape:
             first = (Weight("embedding", self.vocabulary, self.hidden, "outputs"),)
         if self.positions:
             first += (Weight("positions", self.positions, self.hidden),)
+        if self.segments:
+            first += (Weight("segments", self.segments, self.hidden),)
+        if self.embedding_norm:
+            first += (*_norms("embedding_norm", self, 1),)
         if self.buckets:
             stacks = 1 + (self.encoder_layers > 0)
             first += (Weight("relative_positions", self.buckets, self.heads, copies=stacks),)
@@ -152,11 +172,15 @@ class Shape:
 
     def after(self) -> tuple[Weight, ...]:
         """What stands behind the last layer; a tied head is the embedding and no weight of its own."""
-        norm = _norms("final_norm", self, self.final_norms)
-        if self.tied:
-            return (*norm,)
-        head = (Weight("head", self.vocabulary, self.hidden, "outputs"),)
-        return (*norm, *head, *((Weight("head.bias", self.vocabulary),) if self.patch else ()))
+        found = [*_norms("final_norm", self, self.final_norms)]
+        if self.transform:
+            found += [Weight("transform", self.hidden, self.hidden), Weight("transform.bias", self.hidden)]
+            found += _norms("transform_norm", self, 1)
+        if not self.tied:
+            found.append(Weight("head", self.vocabulary, self.hidden, "outputs"))
+        if self.patch or self.transform:
+            found.append(Weight("head.bias", self.vocabulary))
+        return tuple(found)
 
     def weights(self) -> Iterator[Weight]:
         """All of them."""
@@ -176,6 +200,11 @@ class Shape:
     def reached(self, weight: Weight) -> int:
         """Elements of a weight that one token reaches: of experts, only those it is given to."""
         return weight.elements * self.experts_per_token // self.experts if weight.expert else weight.elements
+
+
+@lru_cache(maxsize=4096)
+def _kinds(shape: Shape, layers: range) -> Mapping[int, int]:
+    return Counter(sorted(map(shape.like, layers)))
 
 
 def _norms(name: str, shape: Shape, count: int) -> Iterator[Weight]:
@@ -202,6 +231,8 @@ def _attention(shape: Shape) -> Iterator[Weight]:
     yield Weight("o", h, q, "inputs")
     if shape.output_bias:
         yield Weight("o.bias", h)
+    if shape.sinks:
+        yield Weight("sinks", shape.heads, 0, "outputs")
     if shape.query_key_norm:
         yield Weight("q_norm", shape.head_size)
         yield Weight("k_norm", shape.head_size)
@@ -246,6 +277,10 @@ def _mixture(shape: Shape) -> Iterator[Weight]:
     if shape.router_bias:
         yield Weight("router.bias", shape.experts)
     yield from _mlp(shape.expert_width, shape.hidden, "expert.", shape.experts)
+    if shape.expert_bias:
+        for name in ("gate", "up"):
+            yield Weight(f"expert.{name}.bias", shape.expert_width, 0, "outputs", shape.experts)
+        yield Weight("expert.down.bias", shape.hidden, copies=shape.experts)
     if shape.shared_width:
         yield from _mlp(shape.shared_width, shape.hidden, "shared.")
     if shape.shared_gate:

@@ -6,7 +6,9 @@ import copy
 import inspect
 import random
 import sys
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -329,6 +331,14 @@ def test_what_cannot_be_recomputed_is_refused() -> None:
     assert all("forward" not in module.__dict__ for module in model.modules())
 
 
+def test_inside_torch_func_it_is_refused_and_undone() -> None:
+    model, x = tiny_models.transformer(), tiny_models.transformer_batch()
+    optimize.checkpoint(model, keep=())
+    with pytest.raises(Refused, match=r"'blocks\.0' runs inside torch\.func\.vmap"):
+        torch.func.vmap(model)(x.unsqueeze(0))
+    assert "forward" not in model.blocks[0].__dict__
+
+
 def test_a_layer_that_writes_to_a_buffer_is_refused() -> None:
     class Counting(tiny_models.Block):
         def __init__(self) -> None:
@@ -635,6 +645,99 @@ def test_random_numbers_of_any_source_come_again_in_the_recomputation(draws: str
         for step in plain:
             assert equal(gradients_of(model, batch), step)
     assert checkpointed.recomputed == 9
+
+
+class Given(nn.Module):
+    """Layers that draw from a generator which they are given, by itself or in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Draws(32, 4) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torchs, own = torch.Generator().manual_seed(3), random.Random(4)
+        for layer in self.layers:
+            x = layer(x, torchs, {"own": own})
+        return x * torch.rand(x.shape, generator=torchs) * own.random()
+
+
+class Draws(tiny_models.Block):
+    def forward(self, x: torch.Tensor, torchs: torch.Generator, others: dict[str, random.Random]) -> Any:
+        y = super().forward(x)
+        return (y * y * torch.rand(y.shape, generator=torchs) * others["own"].random()).sin()
+
+
+@pytest.mark.parametrize("verify", ["first step", None])
+def test_a_generator_that_a_layer_is_given_draws_the_same_again(verify: Any) -> None:
+    batch = tiny_models.transformer_batch()
+    torch.manual_seed(0)
+    model = Given()
+    plain = gradients_of(model, batch)
+    with optimize.checkpoint(model, keep=(), verify=verify) as checkpointed:
+        assert equal(gradients_of(model, batch), plain)
+    assert checkpointed.recomputed == 3
+
+
+class Mixes(tiny_models.Block):
+    """Saves a sparse matrix and complex numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        first = torch.sparse.mm(torch.eye(y.shape[1]).to_sparse(), y[0])
+        return torch.stack([first, *y[1:]]) + torch.complex(y, x).conj().abs()
+
+
+def test_sparse_and_complex_tensors_may_be_saved_inside() -> None:
+    torch.manual_seed(0)
+    batch, model = tiny_models.transformer_batch(), nn.Sequential(*[Mixes(32, 4) for _ in range(2)])
+    plain = gradients_of(model, batch)
+    with optimize.checkpoint(model, layers=list(model), keep=()):
+        for _ in range(2):
+            assert equal(gradients_of(model, batch), plain)
+
+
+def test_threads_may_run_a_layer_at_the_same_time() -> None:
+    batch, model = tiny_models.transformer_batch(), tiny_models.transformer()
+    plain, met = gradients_of(model, batch), threading.Barrier(2, timeout=20)
+
+    def meet(*_: Any) -> None:
+        met.wait()
+
+    with optimize.checkpoint(model, keep=()), ThreadPoolExecutor(2) as threads:
+        hook = model.blocks[1].mlp.register_forward_pre_hook(meet)
+        losses = list(threads.map(lambda _: tiny_models.loss_of(model, batch), range(2)))
+        hook.remove()
+        for loss in losses:
+            model.zero_grad()
+            loss.backward()
+            assert equal(tiny_models.gradients(model), plain)
+
+
+class WritesOver(tiny_models.Block):
+    """Writes to what sigmoid has saved, from the second step on."""
+
+    writes = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = super().forward(x).sigmoid()
+        if self.writes:
+            gate.mul_(2)
+        return (gate * gate).sin()
+
+
+@pytest.mark.parametrize("verify", ["first step", None])
+@pytest.mark.parametrize("keep", [(), ("mlp.*",)], ids=str)
+def test_a_layer_that_writes_to_what_it_has_saved_raises_as_without(keep: Any, verify: Any) -> None:
+    """torch's own checkpointing gives wrong gradients there without an error."""
+    torch.manual_seed(0)
+    batch, model = tiny_models.transformer_batch(), nn.Sequential(*[WritesOver(32, 4) for _ in range(2)])
+    with optimize.checkpoint(model, layers=list(model), keep=keep, verify=verify):
+        gradients_of(model, batch)
+        model[0].writes = True
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradients_of(model, batch)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients_of(model, batch)
 
 
 @pytest.mark.parametrize("keep", [(), ("inner.mlp.*",)], ids=str)

@@ -466,3 +466,20 @@ def test_any_program_has_its_gradients_and_leaves_nothing_behind(programs: Any, 
     assert engine._schedule.resident_bytes == engine._arena.used_bytes == 0
     assert meter.live_bytes <= sum(t.numel() * 4 for t in weights) + 16
     assert device.lost == []
+
+
+def test_inference_before_anything_is_learned_is_the_same_to_the_bit() -> None:
+    """torch's transformer layers have a fast path, which rounds otherwise, for inference without hooks."""
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    x, padded = torch.randn(3, 7, 16), torch.zeros(3, 7, dtype=torch.bool)
+    padded[0, -1] = True
+    stack = nn.ModuleDict({"layer": model})
+    stack.forward = lambda x: model(x, src_key_padding_mask=padded)  # type: ignore[method-assign]
+    with torch.no_grad():
+        plain = stack(x)
+    with offload(stack, plan="everything", threshold=1, device=ThreadedDevice()):
+        for _ in range(3):
+            with torch.no_grad():
+                assert torch.equal(stack(x), plain)
+            stack(x).square().mean().backward()

@@ -258,3 +258,45 @@ def test_no_graph_is_held_by_what_is_brought_back() -> None:
             assert [one() for one in gone] == [None] * 3
         finally:
             gc.enable()
+
+
+def with_other_weights(model: Any, x: torch.Tensor) -> torch.Tensor:
+    """A step of gradient descent, and the loss with the weights that it leads to, as in meta-learning."""
+    weights = dict(model.named_parameters())
+    loss = torch.func.functional_call(model, weights, (x,)).square().mean()
+    steps = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+    other = {name: weight - step for (name, weight), step in zip(weights.items(), steps, strict=True)}
+    return loss + torch.func.functional_call(model, other, (x,)).square().mean()
+
+
+def with_weights_frozen_meanwhile(model: Any, x: torch.Tensor) -> torch.Tensor:
+    """As a discriminator's are between its step and the generator's."""
+    loss = model(x).square().mean()
+    for weight in model[1].parameters():
+        weight.requires_grad_(not weight.requires_grad)
+    return loss
+
+
+@pytest.mark.parametrize("verify", ["first step", None])
+@pytest.mark.parametrize("loss", [with_other_weights, with_weights_frozen_meanwhile])
+def test_a_layer_is_computed_again_with_the_weights_that_it_was_given(loss: Any, verify: Any) -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(
+        *[nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(3)]
+    )
+    x = torch.randn(4, 8)
+
+    def trained() -> list[Any]:
+        for weight in model.parameters():
+            weight.requires_grad_(True)
+            weight.grad = None
+        loss(model, x).backward()
+        flags = [weight.requires_grad for weight in model.parameters()]
+        gradients = (weight.grad for weight in model.parameters())
+        return [*flags, *(each if each is None else each.tolist() for each in gradients)]
+
+    plain = trained()
+    with optimize.checkpoint(model, layers=list(model), keep=(), verify=verify) as checkpointed:
+        for _ in range(2):
+            assert trained() == plain
+    assert checkpointed.recomputed >= 6

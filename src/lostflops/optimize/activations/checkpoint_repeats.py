@@ -7,6 +7,7 @@ another order each time are none of that: what differs by rounding only is count
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes  # pyright: igno
 from lostflops.optimize.activations.checksum import fingerprint, sketch
 from lostflops.optimize.refused import Refused
 
+_CALLS = itertools.count()
 ROUNDINGS = 8  # of the dtype, that sketches may differ by, relative to the norm
 _known: Any = cast("Any", torch_checkpointing)._allowed_determinism_checks_to_fns
 
@@ -40,7 +42,7 @@ class Repeats:
         if name in self._done:
             yield {}
             return
-        key = f"lostflops: {name}, {id(self)}"
+        key = f"lostflops: {name}, {id(self)}, {next(_CALLS)}"  # threads run a layer at the same time
         _known[key] = partial(_Seen, self, name)
         try:
             yield {"determinism_check": key}

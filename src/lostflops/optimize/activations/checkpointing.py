@@ -38,6 +38,7 @@ from lostflops.optimize.activations.checkpoint_repeats import Repeats
 from lostflops.optimize.activations.layer_arguments import LayerArguments
 from lostflops.optimize.activations.layer_state import Before, LayerState, state_tensors
 from lostflops.optimize.activations.random_numbers import RandomNumbers
+from lostflops.optimize.activations.unwritten_saves import unwritten_saves
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import peak
 from lostflops.optimize.forwards import Forwards
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 _ATTENTION = "attention"
 _torch = cast("Any", torch_checkpointing)  # its annotations are incomplete
+_FUNCTORCH: Any = cast("Any", torch)._C._functorch
 _OURS: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
@@ -86,9 +88,13 @@ def checkpoint(
     layer that reads a count of calls kept elsewhere, say, would get wrong gradients: `backward()` itself
     raises Refused, before an optimizer sees them, and everything is undone. Later steps pay nothing.
 
+    A layer that writes in place to what one of its operations has saved raises in the backward, as it does
+    without.
+
     Each recomputation sees the numbers, `training` and replaced tensors that its modules had as attributes
     in the forward, lists and dictionaries as it was given them, and the attention backends and default dtype
-    then chosen; afterwards they are as before it, so that counts and loads are not added up twice. Refused: a
+    then chosen; afterwards they are as before it, so that counts and loads are not added up twice. What a
+    layer changes elsewhere, such as a count in a module's global list, is changed twice. Refused: a
     layer that writes to a tensor of its own in place, and a weight, buffer or other tensor of it, or one that
     it is given in a list or dictionary, that is written between the forward and the backward.
     """
@@ -295,6 +301,12 @@ class Checkpointed(AppliedRemedy):
                 f"'{self._name(layer)}' is being compiled, and checkpointing here is eager",
                 "compile without optimize.checkpoint: the compiler recomputes what is cheap by itself",
             )
+        if _FUNCTORCH.peek_interpreter_stack() is not None:
+            raise _Impossible(
+                f"'{self._name(layer)}' runs inside torch.func.vmap, jvp or grad, where nothing can be "
+                "computed again",
+                "leave out optimize.checkpoint, or use torch.autograd",
+            )
         if layer.training and getattr(layer, "gradient_checkpointing", False):
             raise _Impossible(f"'{self._name(layer)}' meanwhile checkpoints by itself", _SWITCH_OFF)
         names, count = list(kwargs), len(args)
@@ -321,7 +333,7 @@ class Checkpointed(AppliedRemedy):
                     return forward(layer, *values[:count], **named_values)
             self.recomputed += 1
             try:
-                with numbers.as_they_were(states), given.again(), state.again(before):
+                with numbers.as_they_were(states), given.again(), state.again(before), unwritten_saves():
                     return forward(layer, *values[:count], **named_values)
             except Refused:
                 self.undo()

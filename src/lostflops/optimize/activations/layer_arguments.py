@@ -2,7 +2,7 @@
 
 torch keeps the tensors that a layer is given themselves, and raises when one was written since. What lies
 inside of a container it passes on as it is then: a list that the layer, or one after it, has added to, a
-mask in a dictionary that was written for the next microbatch.
+mask in a dictionary that was written for the next microbatch. A generator of random numbers has gone on.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 
 from lostflops.optimize.activations.layer_state import fill, version_of
+from lostflops.optimize.activations.random_numbers import Ways, bring_back, states_of, ways_of
 from lostflops.optimize.refused import Refused
 
 _CONTAINERS = (list, dict, set, deque)
@@ -28,17 +29,23 @@ class LayerArguments:
         self._name = name
         self._held: list[tuple[Any, Any]] = []  # containers, and copies of them
         self._tensors: list[tuple[torch.Tensor, int]] = []
+        self._draws: list[Ways] = []  # from generators that it is given
         seen: set[int] = set()
         for value in values:
             if not isinstance(value, torch.Tensor):
                 self._look_into(value, seen)
+        self._numbers = states_of(self._draws)
 
     def _look_into(self, value: Any, seen: set[int]) -> None:
         if isinstance(value, torch.Tensor):
             self._tensors.append((value, version_of(value)))
             return
         inside = _inside(value)
-        if inside is None or id(inside) in seen:
+        if inside is None:
+            if (ways := ways_of(value)) is not None:
+                self._draws.append(ways)
+            return
+        if id(inside) in seen:
             return
         seen.add(id(inside))
         if type(inside) in _CONTAINERS:
@@ -57,12 +64,14 @@ class LayerArguments:
                     "compute the layer again with another one",
                     "make a new tensor instead of writing to it, or do not checkpoint this layer: layers=...",
                 )
-        now = [(each, each.copy()) for each, _ in self._held]
+        now, numbers = [(each, each.copy()) for each, _ in self._held], states_of(self._draws)
         for each, were in self._held:
             fill(each, were)
+        bring_back(self._numbers)
         try:
             yield
         finally:
+            bring_back(numbers)
             for each, were in now:
                 fill(each, were)
 

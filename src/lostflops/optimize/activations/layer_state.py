@@ -2,14 +2,15 @@
 
 A recomputation is to see what the forward saw, and to leave nothing behind. A layer that counts its calls, a
 load that a router adds up, dropout after `model.eval()`, an attention backend chosen around the forward: each
-is as it was, and afterwards as it is. What cannot be brought back is refused: a weight or a tensor that was
-written in place.
+is as it was, and afterwards as it is. So are weights that were given for one call (`functional_call`), and
+which weights are trained. What cannot be brought back is refused: a weight or a tensor that was written in
+place.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import is_
@@ -17,6 +18,7 @@ from typing import Any, cast
 
 import torch
 
+from lostflops.optimize import claims
 from lostflops.optimize.model_parts import named
 from lostflops.optimize.refused import Refused
 
@@ -44,6 +46,8 @@ class Before:
     plain: list[Any]
     weights: list[tuple[torch.Tensor, int]]  # and buffers and other tensors, with their versions
     choices: list[Any]
+    parameters: list[tuple[Place, str, torch.Tensor, bool]]  # and whether they are trained
+    travelling: set[int]  # of those, by id, whose memory comes and goes
     tensors: list[tuple[Place, str, torch.Tensor]] = field(
         default_factory=list[tuple[Place, str, torch.Tensor]]
     )  # attributes and buffers
@@ -58,6 +62,7 @@ class LayerState:
         modules = list(layer.modules())
         self._attributes: list[Place] = [vars(module) for module in modules]
         self._places: list[Place] = [*self._attributes, *(place["_buffers"] for place in self._attributes)]
+        self._parameters: list[Place] = [place["_parameters"] for place in self._attributes]
         self._plain = [
             (place, key)
             for place in self._attributes
@@ -69,15 +74,18 @@ class LayerState:
     def forward(self) -> Generator[Before]:
         """Notes what is there before a forward, and what of it the forward replaces."""
         had = [place.copy() for place in self._places]
+        parameters = [
+            (place, key, weight if weight.is_leaf else _detached(weight), weight.requires_grad)
+            for place in self._parameters
+            for key, weight in place.items()
+            if weight is not None
+        ]
         before = Before(
             [place.get(key, _MISSING) for place, key in self._plain],
-            [
-                (weight, version_of(weight))
-                for place in self._attributes
-                for weight in place["_parameters"].values()
-                if weight is not None
-            ],
+            [(weight, version_of(weight)) for _, _, weight, _ in parameters],
             [read() for read, _ in _CHOICES],
+            parameters,
+            _travelling(parameters),
         )
         for place, were in zip(self._places, had, strict=True):
             for key, value in were.items():
@@ -96,6 +104,12 @@ class LayerState:
     def again(self, before: Before) -> Generator[None]:
         """Inside it is as it was before the forward, and afterwards as it is now."""
         self._refuse_written_weights(before)
+        if _travelling(before.parameters) != before.travelling:
+            raise Refused(
+                f"the weights of '{self._name}' were streamed in its forward or are streamed in its "
+                "backward, and not in both: it would save other tensors when it is computed again",
+                "run the backward before streaming begins or ends",
+            )
         had = [place.copy() for place in self._places]
         tensors = [
             (key, value, version_of(value))
@@ -112,6 +126,18 @@ class LayerState:
         held = [(each, each.copy()) for each in containers]
         choices = [read() for read, _ in _CHOICES]
         _choose(before.choices)
+        replaced = [
+            (place, key, weight)
+            for place, key, weight, _ in before.parameters
+            if place.get(key) is not weight and weight.untyped_storage().nbytes()  # else FSDP has freed it
+        ]
+        others = [(place, key, place.get(key, _MISSING)) for place, key, _ in replaced]
+        turned = {
+            id(weight): weight for _, _, weight, was in before.parameters if weight.requires_grad != was
+        }
+        for place, key, weight in replaced:
+            _put(place, key, weight)
+        _turn(turned.values())
         for (place, key), value in zip(self._plain, before.plain, strict=True):
             _put(place, key, value)
         for place, key, value in (*before.tensors, *before.written):
@@ -120,6 +146,9 @@ class LayerState:
             yield
         finally:
             _choose(choices)
+            _turn(turned.values())
+            for place, key, weight in others:
+                _put(place, key, weight)
             for place, were in zip(self._places, had, strict=True):
                 for key in _replaced(place, were):
                     _put(place, key, were.get(key, _MISSING))
@@ -172,10 +201,22 @@ def _without_graph(value: Any) -> tuple[Any] | None:
     """What can be held for as long as a graph lives; None for what cannot be brought back."""
     if value is _MISSING or isinstance(value, _PLAIN):
         return (value,)
-    if isinstance(value, torch.Tensor):
-        plain = value.detach()
-        return (plain.requires_grad_() if value.requires_grad else plain,)
-    return None
+    return (_detached(value),) if isinstance(value, torch.Tensor) else None
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach()
+    return plain.requires_grad_() if tensor.requires_grad else plain
+
+
+def _travelling(parameters: list[tuple[Place, str, torch.Tensor, bool]]) -> set[int]:
+    return claims.travelling.intersection(id(weight) for _, _, weight, _ in parameters)
+
+
+def _turn(weights: Iterable[torch.Tensor]) -> None:
+    """Those that are trained are not, and the reverse."""
+    for weight in weights:
+        weight.requires_grad_(not weight.requires_grad)
 
 
 def _put(place: Place, key: str, value: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+Ways = tuple["Callable[[], Any]", "Callable[[Any], Any]"]  # to read a state, and to write it
 State = tuple["Callable[[Any], Any]", Any]  # what to write it with: numpy may be imported in between
 
 
@@ -25,33 +26,37 @@ class RandomNumbers:
             (owner, key)
             for owner in module.modules()
             for key, value in vars(owner).items()
-            if _ways_of(value) is not None
+            if ways_of(value) is not None
         ]
 
     def states(self) -> list[State]:
-        return [(write, read()) for read, write in self._ways()]
+        return states_of(self._ways())
 
     @contextmanager
     def as_they_were(self, states: list[State]) -> Generator[None]:
         """Inside they come again from `states` on; afterwards they go on from where they are now."""
         now = self.states()
-        _bring_back(states)
+        bring_back(states)
         try:
             yield
         finally:
-            _bring_back(now)
+            bring_back(now)
 
-    def _ways(self) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    def _ways(self) -> list[Ways]:
         # numpy imports its random numbers when they are first asked for: now, and not within a forward.
         numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
         ways = [(random.getstate, random.setstate)]
         if numpy is not None:
             ways.append((numpy.get_state, numpy.set_state))
-        owned = [_ways_of(getattr(owner, key, None)) for owner, key in self._owned]
+        owned = [ways_of(getattr(owner, key, None)) for owner, key in self._owned]
         return [*ways, *(each or (_nothing, _nothing) for each in owned)]
 
 
-def _bring_back(states: list[State]) -> None:
+def states_of(ways: list[Ways]) -> list[State]:
+    return [(write, read()) for read, write in ways]
+
+
+def bring_back(states: list[State]) -> None:
     for write, state in states:
         write(state)
 
@@ -59,7 +64,7 @@ def _bring_back(states: list[State]) -> None:
 def _nothing(_: Any = None) -> None: ...
 
 
-def _ways_of(source: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
+def ways_of(source: Any) -> Ways | None:
     """How to read and write the state of a generator; None for what is none."""
     numpy: Any = sys.modules.get("numpy.random")
     if isinstance(source, torch.Generator):

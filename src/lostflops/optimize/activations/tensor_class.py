@@ -57,6 +57,14 @@ class ModulePaths:
     def innermost(self) -> str:
         return self._stack[-1] if self._stack else ""
 
+    def look(self, there: bool) -> None:
+        """Whether its hooks are there: without gradients nothing is saved, and torch's transformer layers
+        round otherwise in inference where there are hooks."""
+        if not there:
+            self.__exit__()
+        elif not self._handles:
+            self.__enter__()
+
     def __enter__(self) -> ModulePaths:
         for path, module in self._modules:
             self._handles.append(module.register_forward_pre_hook(OwnHook(self._pre_hook(path))))

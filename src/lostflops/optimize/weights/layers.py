@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from lostflops.optimize.device import peak
 from lostflops.optimize.device.devices import Device
 from lostflops.optimize.memory_layout import aligned, dense, parts_of, view_of
 from lostflops.optimize.refused import Refused
+
+SAMPLED = 32  # bytes of a weight
 
 
 @dataclass(eq=False)
@@ -54,9 +57,32 @@ class Layer:
     thread: int = 0  # on which they run
     watched: set[tuple[bool, bool]] = field(default_factory=set[tuple[bool, bool]])  # kinds of forwards
     writes_unseen: bool = False  # to its own weights, in a forward
+    samples: list[memoryview] = field(default_factory=list[memoryview])  # some bytes of each leaf
+    sampled: list[bytes] = field(default_factory=list[bytes])
+    resampled: int = 0
 
     def version(self) -> int:
+        """What torch counts of writes to its weights."""
         return sum(leaf.version() for leaf in self.leaves)
+
+    def writes(self) -> int:
+        """The same, and writes through `.data`, which torch does not count, where they show in some bytes of
+        each weight: PEFT merges adapters so."""
+        now = [sample.tobytes() for sample in self.samples]
+        if now != self.sampled:
+            self.sampled, self.resampled = now, self.resampled + 1
+        return self.version() + self.resampled
+
+    def sample(self) -> None:
+        """From now on the host memory is watched. Not by torch, whose modes would see it."""
+        memory = cast("torch.Tensor", self.memory)
+        whole = memoryview((ctypes.c_ubyte * memory.numel()).from_address(memory.data_ptr())).cast("B")
+        self.samples = [
+            # An odd step meets all bytes of an element in turn: rounding changes the lowest.
+            whole[leaf.offset : leaf.offset + leaf.nbytes : leaf.nbytes // SAMPLED | 1]
+            for leaf in self.leaves
+        ]
+        self.sampled = [sample.tobytes() for sample in self.samples]
 
 
 @dataclass(frozen=True)
@@ -228,6 +254,7 @@ def send_to_host(
                 host.copy_(leaf.tensor.data)
             leaf.home, leaf.host = leaf.tensor.device, host
             leaf.tensor.data = host
+    layer.sample()
     return layer.nbytes
 
 
@@ -239,6 +266,8 @@ def stay_in_files(layer: Layer) -> None:
 
 def bring_home(layer: Layer, device: Device) -> None:
     """The layer's weights are on the device that they came from, and its host memory is let go."""
+    layer.samples.clear()
+    layer.sampled.clear()
     with plainly():
         for leaf in layer.leaves:
             host, leaf.host = leaf.host, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 from weakref import WeakSet
 
 import torch
@@ -14,6 +15,7 @@ from lostflops.optimize.device.devices import Device
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.weights.layers import Layer
 
+_FUNCTORCH: Any = cast("Any", torch)._C._functorch
 STREAMED: WeakSet[torch.nn.Module] = WeakSet()  # layers whose weights travel now
 
 
@@ -75,7 +77,7 @@ def check_host(travelling: Sequence[Layer], buffers: int) -> None:
 
 
 def check_not_recorded(device: Device) -> None:
-    """A recording of what runs would leave the copies out."""
+    """A recording of what runs would leave the copies out; what torch.func wraps has no memory to copy."""
     if torch.compiler.is_compiling():
         raise Refused(
             "a model whose weights are streamed is being compiled",
@@ -83,3 +85,9 @@ def check_not_recorded(device: Device) -> None:
         )
     if device.torch_device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise Refused("a model whose weights are streamed is captured as a CUDA graph", "run it without one")
+    transform = _FUNCTORCH.peek_interpreter_stack()
+    if transform is not None and transform.key() != _FUNCTORCH.TransformType.Vmap:
+        raise Refused(
+            "a model whose weights are streamed runs inside torch.func.jvp, grad or the like",
+            "use torch.autograd, or leave the weights on the device",
+        )

@@ -143,7 +143,10 @@ class Streaming(AppliedRemedy):
         self._device.synchronize(self._device.record(self._device.current_stream()))
 
     def refresh(self) -> None:
-        """The weights' values were written through `.data`, which torch does not count: copy them anew."""
+        """The weights' values were written through `.data`, which torch does not count: copy them anew.
+
+        Needed where few elements were: a write to all of a weight shows in the bytes of it that are compared.
+        """
         if self._slots:
             for layer in self._travelling:
                 self._changed(layer)
@@ -242,7 +245,7 @@ class Streaming(AppliedRemedy):
             place.slot_bytes,
             place.slots,
             self._sources_of_layers(),
-            lambda number: self._travelling[number].version(),
+            lambda number: self._travelling[number].writes(),
             self._link,
             frozenset(self._experts),
         )
@@ -283,7 +286,7 @@ class Streaming(AppliedRemedy):
             [layer.nbytes for layer in self._travelling],
             memories,
             lambda number, memory: self._read(self._travelling[number], memory),
-            lambda number: self._travelling[number].version(),
+            lambda number: self._travelling[number].writes(),
             self._buffers,
         )
         self._held += self._buffer_bytes

@@ -62,7 +62,7 @@ def layer(shape: Shape, number: int, lora: Lora | None = None, kernels: Kernels 
 def _norms(shape: Shape, number: int, lora: Lora | None, kernels: Kernels) -> Iterator[SavedTensor]:
     h, count = shape.hidden, shape.norms + shape.crosses(number)
     if kernels.fused or shape.layer_norm:  # one kernel that reads its 16-bit input again
-        yield SavedTensor("inputs of the norms", count * 2 * h, False)
+        yield SavedTensor("inputs of the norms", (1 if shape.parallel else count) * 2 * h, False)
         yield SavedTensor("row statistics", count * (8 if shape.layer_norm else 4), False)
         if shape.dropout:
             yield SavedTensor("dropout masks", 2 * h, False)
@@ -125,8 +125,11 @@ def _mixer(shape: Shape, number: int, lora: Lora | None, kernels: Kernels) -> It
 
 
 def _mlp(shape: Shape, width: int, lora: Lora | None, kernels: Kernels) -> Iterator[SavedTensor]:
-    yield from _inputs("gate, up", 2 * shape.hidden, ("gate", "up"), lora, False)
-    if not shape.gated:
+    alone = not (shape.parallel and shape.norms == 1)  # else it is the input of q, k, v
+    yield from _inputs("gate, up", 2 * shape.hidden if alone else 0, ("gate", "up"), lora, False)
+    if shape.relu:  # it saves its result, which is the input of down
+        pass
+    elif not shape.gated:
         yield SavedTensor("input of the activation", 2 * width, True)
     elif kernels.fused:
         yield SavedTensor("gate, up", 2 * 2 * width, True)

@@ -6,7 +6,7 @@ backward's first and last layer, and the update. What is summed at the worst of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -227,10 +227,9 @@ def _kept(training: Training, stage: int) -> int:
     )
 
 
-def _kinds(training: Training, stage: int) -> set[int]:
-    """One layer of each kind on a stage: dense ones come before those with experts."""
-    layers = layout.stage_layers(training.shape, training.layout, stage)
-    return {layers[0], layers[-1]}
+def _kinds(training: Training, stage: int) -> Mapping[int, int]:
+    """One layer of each kind on a stage, and how many there are like it."""
+    return training.shape.kinds(layout.stage_layers(training.shape, training.layout, stage))
 
 
 def _alive(training: Training, stage: int) -> int:
@@ -257,17 +256,19 @@ def _saved(training: Training, stage: int) -> list[MemoryPart]:
     """What a stage's layers keep, layer by layer where they differ, less what is offloaded."""
     t = training
     layers = layout.stage_layers(t.shape, t.layout, stage)
-    first, last = (
-        activation_memory.kept_bytes(
-            t.shape, n, local_tokens(t), t.layout, t.lora, t.checkpointing, t.executed
+    kept = [
+        (
+            many,
+            activation_memory.kept_bytes(
+                t.shape, n, local_tokens(t), t.layout, t.lora, t.checkpointing, t.executed
+            ),
         )
-        for n in (layers[0], layers[-1])
-    )
-    dense = sum(t.shape.like(n) == 0 for n in layers)
+        for n, many in _kinds(t, stage).items()
+    ]
     resident = _resident_layers(t, stage)
     whole, rest = divmod(resident, len(layers))
     # Dense layers save more or less than others; what is left over is counted at the fullest.
-    total = whole * (dense * first + (len(layers) - dense) * last) + rest * max(first, last)
+    total = whole * sum(many * size for many, size in kept) + rest * max(size for _, size in kept)
     what = {
         "none": "all they save",
         "alternate": "inputs, attention outputs and every second product",
@@ -284,11 +285,9 @@ def _streamed_bytes(training: Training, stage: int) -> int:
     t = training
     if not t.streamed or t.lora is None:
         return 0
-    layers = layout.stage_layers(t.shape, t.layout, stage)
-    dense = sum(t.shape.like(n) == 0 for n in layers)
-    first, last = (_frozen_layer(t, n) for n in (layers[0], layers[-1]))
-    total = dense * first + (len(layers) - dense) * last
-    return max(0, total - SLOTS * max(first, last))
+    sizes = [(many, _frozen_layer(t, n)) for n, many in _kinds(t, stage).items()]
+    total = sum(many * size for many, size in sizes)
+    return max(0, total - SLOTS * max(size for _, size in sizes))
 
 
 def _states_away(training: Training, stage: int) -> int:
@@ -485,10 +484,7 @@ def _work(training: Training, number: int) -> layer_time.LayerWork:
 def passes(training: Training, stage: int) -> tuple[layer_time.Cost, layer_time.Cost, float]:
     """Mean forward and backward of a stage's layers, and the seconds that recomputation adds to each."""
     t = training
-    kinds = sorted(_kinds(t, stage))
-    layers = layout.stage_layers(t.shape, t.layout, stage)
-    dense = sum(t.shape.like(n) == 0 for n in layers)
-    weights = [dense, len(layers) - dense] if len(kinds) == 2 and 0 < dense < len(layers) else [1, 0]
+    kinds = _kinds(t, stage)
     reduces = t.layout.stage >= 2 and not t.layout.keeps_gathered
     there = [layer_time.forward(_work(t, n), t.gpu, t.layout, fp8=t.fp8, fine=t.fine) for n in kinds]
     back = [
@@ -498,14 +494,14 @@ def passes(training: Training, stage: int) -> tuple[layer_time.Cost, layer_time.
     if t.async_tensor:
         there, back = [cost.overlapped() for cost in there], [cost.overlapped() for cost in back]
     again = [_recompute(t, n, cost) for n, cost in zip(kinds, there, strict=True)]
-    total = sum(weights)
-    shares = [weight / total for weight in weights]
-    mean = sum(share * seconds for share, seconds in zip(shares, again, strict=False))
+    total = sum(kinds.values())
+    shares = [many / total for many in kinds.values()]
+    mean = sum(share * seconds for share, seconds in zip(shares, again, strict=True))
     return _mean(there, shares), _mean(back, shares), mean
 
 
 def _mean(costs: list[layer_time.Cost], shares: list[float]) -> layer_time.Cost:
-    pairs = list(zip(costs, shares, strict=False))
+    pairs = list(zip(costs, shares, strict=True))
     return layer_time.Cost(
         sum(c.compute * s for c, s in pairs),
         sum(c.memory * s for c, s in pairs),

@@ -90,7 +90,11 @@ def attention_operations(shape: Shape, sequence: int, sequences: int) -> int:
     half = 1 if shape.causal else 2
     square = half * sequence * sequence
     if shape.window and sequence > shape.window:
-        beyond = (sequence - shape.window) ** 2 * shape.windowed
+        if shape.chunked:  # triangles along the diagonal are left
+            whole, rest = divmod(sequence, shape.window)
+            beyond = (square // half - whole * shape.window**2 - rest**2) * shape.windowed
+        else:
+            beyond = (sequence - shape.window) ** 2 * shape.windowed
         square -= half * beyond // shape.layers
     return square * sequences * (shape.query_width + shape.value_width)
 

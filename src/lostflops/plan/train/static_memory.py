@@ -117,7 +117,8 @@ def adapters(weights: Iterable[Weight], lora: Lora) -> list[Weight]:
     return found
 
 
-SIXTEEN_BITS = ("embedding", "head", "router", "positions", "relative_positions")  # whatever the base has
+# Whatever the base has.
+SIXTEEN_BITS = ("embedding", "head", "router", "positions", "relative_positions", "segments", "transform")
 
 
 def base_bytes(weights: Iterable[Weight], lora: Lora) -> int:
@@ -241,7 +242,7 @@ def ends(shape: Shape, layout: Layout) -> list[Weight]:
 
 def _unsharded(shape: Shape, layout: Layout, stage: int, lora: Lora | None) -> int:
     largest = 0
-    for number in {stage_layers(shape, layout, stage)[0], stage_layers(shape, layout, stage)[-1]}:
+    for number in shape.kinds(stage_layers(shape, layout, stage)):
         weights = held_layer(shape, layout, number)
         if lora:
             largest = max(largest, 2 * base_bytes(weights, lora))

@@ -195,6 +195,8 @@ class Engine(AppliedRemedy):
                 )
 
     def _forward_begins(self) -> None:
+        if self._learner.paths is not None:
+            self._learner.paths.look(torch.is_grad_enabled())
         outside = _TORCH._current_graph_task_id() == -1
         if self._learner.phase is Phase.RESTING and torch.is_grad_enabled() and outside:
             with self._lock:
