@@ -126,6 +126,6 @@ def _shown(
 ) -> Shown:
     asked = Recipe(
         name=name, question=question, scope="job", columns=columns, plot=plot, examples=(),
-        function=function, inputs=(), options=(), page=False, whole=False,
+        function=function, inputs=(), options=(), page=False, whole=False, apart=False,
     )  # fmt: skip
     return Shown(Answer(asked, function(found).collect(), ()))
