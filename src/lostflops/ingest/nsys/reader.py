@@ -128,7 +128,7 @@ class _Machine:
         """Count GPU work of processes that are no ranks."""
         _, helpers = _ranks_and_helpers(self.export, _gpu_work(self.export))
         if helpers.height:
-            many, took = int(helpers["rows"].sum()), int(helpers["busy"].sum()) / 1e6
+            many, took = int(helpers["rows"].sum()), float(helpers["busy"].sum()) / 1e6
             of = f"{helpers.height} process" + ("es" if helpers.height > 1 else "")
             text = f"{took:,.2f} ms of {of}, less than a hundredth of a rank's: left out"
             self.quality.append(Quality(None, "GPU work of processes that are no ranks", many, text))
