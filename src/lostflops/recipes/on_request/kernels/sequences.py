@@ -60,23 +60,25 @@ def kernel_sequences(
     )
 
     def added(value: pl.Expr) -> pl.Expr:
-        return pl.sum_horizontal(value.shift(-i).over(along) for i in follows)
+        return pl.sum_horizontal((value.shift(-i).over(along) for i in follows), ignore_nulls=False)
 
-    last = pl.col("end").shift(1 - number).over(along)
+    # Kernels of a stream may overlap: no gap begins before all until then have ended.
+    gap = (pl.col("start").shift(-1) - pl.col("end").cum_max()).clip(0).over(along)
+    gaps = pl.sum_horizontal(pl.lit(0), *(gap.shift(-i).over(along) for i in range(number - 1)))
     return (
         kernels.sort(*along, "start", "end", "name")
         .with_columns(
             sequence=sequence,
             _time=added(ns),
-            _span=last - pl.col("start"),
-            _moved=pl.when(pl.col("grid").is_not_null()).then(added(pl.col("grid"))),
+            _gaps=gaps,
+            _moved=added(pl.col("grid")),
         )
         .drop_nulls("sequence")
         .group_by("rank", "sequence")
         .agg(
             repeats=pl.len().cast(pl.Int64),
             time=pl.col("_time").sum(),
-            gaps=(pl.col("_span") - pl.col("_time")).clip(0).sum(),
+            gaps=pl.col("_gaps").sum(),
             moved=pl.when(pl.col("_moved").is_not_null().all()).then(pl.col("_moved").sum()),
         )
         .filter(pl.col("repeats") >= at_least)

@@ -13,6 +13,7 @@ from lostflops.tables import Kernels
 
 # Queues of CUDA hold about a thousand launches; one that never gets near that is not full.
 PLATEAU = 0.95
+NOT_NAMED = -1  # null cannot be joined by
 
 
 @recipe(
@@ -21,6 +22,7 @@ PLATEAU = 0.95
     plot=Bars(x="rank", y=("time", "blocked_time")),
     columns={
         "rank": Id("rank"),
+        "device": Id("GPU"),
         "stream": Id("stream"),
         "launches": Count("launching calls"),
         "deepest": Count("most kernels of the stream that wait at one time"),
@@ -35,14 +37,14 @@ PLATEAU = 0.95
             "as the third kernel joins the queue, its launch takes 40 ns instead of 2",
             given={
                 "kernels": [
-                    {"stream": 7, "launch_start": a, "launch_end": b, "start": s, "end": s + 10}
+                    {"device": 3, "stream": 7, "launch_start": a, "launch_end": b, "start": s, "end": s + 10}
                     for a, b, s in ((0, 2, 7), (4, 6, 60), (8, 10, 70), (12, 52, 80))
                 ]
             },
             options={"at_least": 3},
             expect=[
-                {"rank": 0, "stream": 7, "launches": 4, "deepest": 3, "median": 2, "time": 46, "blocked": 1}
-                | {"blocked_time": 40, "blocked_share": 40 / 46}
+                {"rank": 0, "device": 3, "stream": 7, "launches": 4, "deepest": 3, "median": 2, "time": 46}
+                | {"blocked": 1, "blocked_time": 40, "blocked_share": 40 / 46}
             ],
         ),
     ],
@@ -62,9 +64,10 @@ def launch_queue_full(
 
     What to try: nothing for launches. Shorten the GPU's work: `kernel-families`.
     """
-    lanes = ["rank", "stream"]
+    lanes = ["rank", "device", "stream"]
+    named = pl.col("device", "stream")
     launched = kernels.drop_nulls(["launch_start", "launch_end"]).with_columns(
-        _call=pl.col("launch_end") - pl.col("launch_start")
+        named.fill_null(NOT_NAMED), _call=pl.col("launch_end") - pl.col("launch_start")
     )
     depth = intervals.overlay(
         {"depth": launched.select(*lanes, start="launch_start", end="start")}, by=lanes
@@ -93,6 +96,7 @@ def launch_queue_full(
             blocked_time=pl.col("_call").filter(full).sum(),
         )
         .with_columns(blocked_share=pl.when(pl.col("time") > 0).then(pl.col("blocked_time") / pl.col("time")))
+        .with_columns(pl.when(named != NOT_NAMED).then(named))
         .select(*launch_queue_full.columns)
         .sort(lanes)
     )

@@ -35,14 +35,13 @@ def owners(events: pl.LazyFrame, operators: Operators | None) -> pl.DataFrame:
 def lifetimes(allocations: Allocations) -> pl.LazyFrame:
     """Each allocation with `freed`: when its address was given back, null where that was not recorded.
 
-    At one instant a free comes before an allocation: an address can be given again only then.
+    At one instant a free comes before an allocation: an address can be given again only then. One that is
+    given again was given back at the latest then, whether that was recorded or not.
     """
-    after = pl.col("start").shift(-1).over(BLOCK)
-    is_free = (pl.col("bytes").shift(-1).over(BLOCK)) < 0
     return (
         allocations.filter(pl.col("address").is_not_null())
         .sort(*BLOCK, "start", "bytes")
-        .with_columns(freed=pl.when(is_free).then(after))
+        .with_columns(freed=pl.col("start").shift(-1).over(BLOCK))
         .filter(pl.col("bytes") > 0)
     )
 

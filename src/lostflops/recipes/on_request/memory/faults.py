@@ -89,8 +89,8 @@ def managed_memory_faults(
         .agg(
             groups=pl.len().cast(pl.Int64),
             faults=pl.col("faults").sum(),
-            addresses=pl.col("address").n_unique().cast(pl.Int64),
-            again=(pl.col("_nth") > 1).sum().cast(pl.Int64),
+            addresses=pl.col("address").drop_nulls().n_unique().cast(pl.Int64),
+            again=((pl.col("_nth") > 1) & pl.col("address").is_not_null()).sum().cast(pl.Int64),
             time=(pl.col("end") - pl.col("start")).sum(),
             _in_steps=pl.col("_in_steps").sum(),
         )

@@ -82,18 +82,22 @@ def memory_timeline(
 
     What to try: `memory-peak-owners` for what fills the peak; `memory-peaks` for fragmentation.
     """
+    at = ["rank", "device", "start"]
     known = allocations.filter(pl.col("allocated").is_not_null()).select(
-        "rank", "device", "start", "allocated", "reserved"
+        *at, "allocated", "reserved", before=pl.col("allocated") - pl.col("bytes")
     )
+    # Of several events of one instant the last is the one that no other goes on from.
+    goes_on = known.select(*at, allocated="before", _goes_on=pl.lit(True)).unique()
+    known = known.drop("before").join(goes_on, on=[*at, "allocated"], how="left", nulls_equal=True)
     last = known.select(_last=pl.col("start").max() + 1)
     levels = (
-        known.sort("rank", "device", "start", "allocated")
+        known.sort(*at, pl.col("_goes_on").is_null(), "allocated")
         .with_columns(_next=pl.col("start").shift(-1).over("rank", "device"))
         .join(last, how="cross")
         .with_columns(end=pl.coalesce("_next", "_last"))
         # What several events of one instant leave cannot be told apart by time: each stays an instant long.
         .with_columns(end=pl.max_horizontal("end", pl.col("start") + 1))
-        .drop("_next", "_last")
+        .drop("_next", "_last", "_goes_on")
     )
     seen = time_buckets(levels, buckets).with_columns(_from=pl.col("start"), _until=pl.col("end"))
     parts = intervals.cut(levels.collect(), seen.collect(), "rank")

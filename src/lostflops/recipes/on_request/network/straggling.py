@@ -86,15 +86,17 @@ def straggling_collectives(
     What to try: `communication-waited-for` says what the late rank did meanwhile.
     """
     return (
-        communication_matches.drop_nulls(["instance", "wait"])
+        communication_matches.drop_nulls("instance")
         .group_by("instance")
         .agg(
             pl.col("kind", "group").cast(pl.String).min(),
             pl.col("bytes_in").max(),
             pl.col("members", "last_arrival", "last_rank", "lead", "clock_error").max(),
             pl.col("wait", "transfer").sum(),
+            _told=pl.col("wait").count(),
             start=pl.col("arrival").min(),
         )
+        .filter(pl.col("_told") > 0)
         .select(*straggling_collectives.columns)
         .sort("wait", "instance", descending=[True, False])
         .head(at_most)

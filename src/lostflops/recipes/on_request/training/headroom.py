@@ -117,12 +117,13 @@ def batch_headroom(
     """
     known = _with_levels(allocations)
     level = pl.col("stays") + pl.col("grows")
+    least = pl.min_horizontal(pl.col("_level", "_before").min())
     told = (
         _inside_steps(known, counted_steps)
         .group_by("rank", "device")
         .agg(
-            stays=pl.when(pl.col("allocated").null_count() == 0).then(pl.col("allocated").min()),
-            grows=pl.col("_level").max() - pl.col("_level").min(),
+            stays=pl.when(pl.col("allocated").null_count() == 0).then(least),
+            grows=pl.max_horizontal(pl.col("_level", "_before").max()) - least,
             _reserved=pl.col("reserved").max(),
         )
         .join(
@@ -163,20 +164,24 @@ def batch_headroom(
 
 
 def _with_levels(allocations: pl.LazyFrame) -> pl.LazyFrame:
-    """The events of GPUs with `_level`: what is allocated after each, from some level on."""
+    """The events of GPUs with `_level`: what is allocated after each, from some level on; and before it."""
     place = ["rank", "device"]
     events = allocations.filter(pl.col("device").is_not_null()).sort(*place, "start", "bytes")
     untold = pl.col("allocated").is_null().any().over(place)
-    return events.with_columns(
+    levels = events.with_columns(
         _level=pl.when(untold).then(pl.col("bytes").cum_sum().over(place)).otherwise("allocated")
     )
+    return levels.with_columns(_before=pl.col("_level").shift().over(place))
 
 
 def _inside_steps(rows: pl.LazyFrame, steps: pl.LazyFrame | None) -> pl.LazyFrame:
-    """The events inside steps that count, of a rank that has any there; else all of its events."""
+    """The events inside steps that count, of a rank that has any there; else all of its events.
+
+    `_before` is what was allocated before an event, where that was inside as well.
+    """
     if steps is None:
         return rows
-    windows = intervals.union(steps, ["rank"]).with_columns(_until="end").drop("end").collect()
+    windows = intervals.union(steps, ["rank"]).select("rank", "start", _since="start", _until="end").collect()
     events = rows.sort("start").collect()
     within = events.join_asof(
         windows.sort("start"),
@@ -185,4 +190,10 @@ def _inside_steps(rows: pl.LazyFrame, steps: pl.LazyFrame | None) -> pl.LazyFram
         strategy="backward",
         check_sortedness=False,
     ).with_columns(_in=(pl.col("start") < pl.col("_until")).fill_null(False))
-    return within.filter(pl.col("_in") | ~pl.col("_in").any().over("rank")).drop("_in", "_until").lazy()
+    held = pl.col("_in") & (pl.col("start") > pl.col("_since"))
+    return (
+        within.filter(pl.col("_in") | ~pl.col("_in").any().over("rank"))
+        .with_columns(_before=pl.when(held).then("_before"))
+        .drop("_in", "_since", "_until")
+        .lazy()
+    )

@@ -1,0 +1,195 @@
+"""The smallest inputs of which the answer is plain, and on which a shortcut would be wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lostflops.recipes import named
+from lostflops.testing import on_example
+
+Rows = list[dict[str, Any]]
+Given = dict[str, Rows]
+
+
+def told(recipe: str, given: Given, *columns: str, **options: Any) -> list[tuple[Any, ...]]:
+    return on_example(named(recipe), given, **options).select(columns).rows()
+
+
+def kernel(start: int, end: int, name: str = "k", **more: Any) -> dict[str, Any]:
+    return {"start": start, "end": end, "name": name, "stream": 7, "device": 0, "family": "gemm", **more}
+
+
+def test_kernels_that_overlap_on_a_stream_take_no_gap_away() -> None:
+    """b begins while a runs, and ends after it: between b and c lie 10 ns, whatever a and b share."""
+    rows = [kernel(0, 10, "a"), kernel(5, 20, "b"), kernel(30, 31, "c")]
+    asked = told("kernel_sequences", {"kernels": rows}, "sequence", "time", "gaps", at_least=1)
+    assert asked == [("a → b → c", 26, 10)]
+
+
+def test_a_kernel_that_still_runs_leaves_no_gap_between_two_that_are_shorter() -> None:
+    rows = [kernel(0, 100, "a"), kernel(10, 20, "b"), kernel(30, 40, "c"), kernel(107, 108, "d")]
+    asked = told("kernel_sequences", {"kernels": rows}, "sequence", "gaps", at_least=1, length=4)
+    assert asked == [("a → b → c → d", 7)]
+
+
+@pytest.mark.parametrize(("grids", "moved"), [((3, 4, 5), 12), ((3, None, 5), None), ((3, 4, None), None)])
+def test_blocks_of_a_sequence_are_known_where_those_of_each_kernel_are(
+    grids: tuple[int | None, ...], moved: int | None
+) -> None:
+    rows = [kernel(10 * at, 10 * at + 3, "abc"[at], grid=grid) for at, grid in enumerate(grids)]
+    assert told("kernel_sequences", {"kernels": rows}, "moved", at_least=1) == [(moved,)]
+
+
+def test_faults_at_unknown_addresses_are_no_faults_that_come_again() -> None:
+    faults = [
+        {"start": at, "end": at + 2, "device": 0, "address": address, "faults": 3, "access": "read"}
+        for at, address in ((0, None), (10, None), (20, 7), (30, 7))
+    ]
+    steps = [{"start": 0, "end": 100}]
+    asked = told(
+        "managed_memory_faults", {"page_faults": faults, "steps": steps}, "groups", "addresses", "again"
+    )
+    assert asked == [(4, 1, 1)]
+
+
+def test_queues_of_two_devices_are_two() -> None:
+    """On each device two kernels wait at one time, on streams of one number."""
+    rows = [
+        kernel(100 + 20 * at, 110 + 20 * at, device=device, launch_start=10 * at, launch_end=10 * at + 2)
+        for device in (0, 1)
+        for at in range(2)
+    ]
+    asked = told("launch_queue_full", {"kernels": rows}, "device", "stream", "launches", "deepest")
+    assert asked == [(0, 7, 2, 2), (1, 7, 2, 2)]
+
+
+def test_the_least_of_a_step_may_be_what_it_begins_with() -> None:
+    """400 bytes are there when the step begins; what it allocates is freed after its end."""
+    events = [(0, 400), (12, 100), (15, 100), (30, -200)]
+    level, rows = 0, list[dict[str, Any]]()
+    for at, size in events:
+        level += size
+        rows.append({"start": at, "end": at, "device": 0, "bytes": size, "allocated": level, "reserved": 700})
+    given = {
+        "allocations": rows,
+        "ranks": [{"device": 0, "memory_bytes": 1000}],
+        "steps": [{"step": 1, "start": 10, "end": 20, "complete": True}],
+    }
+    assert told("batch_headroom", given, "stays", "grows", "at_most") == [(400, 200, 3.0)]
+
+
+def test_the_root_of_a_broadcast_that_left_early_was_the_first_to_come() -> None:
+    given = {
+        "collectives": [
+            {"rank": 0, "start": 0, "end": 5, "kind": "broadcast", "bytes_in": 8, "name": "nccl"},
+            {"rank": 1, "start": 40, "end": 60, "kind": "broadcast", "bytes_in": 8, "name": "nccl"},
+            {"rank": 2, "start": 47, "end": 60, "kind": "broadcast", "bytes_in": 8, "name": "nccl"},
+        ],
+        "ranks": [{"rank": rank, "world_size": 3, "clock_error": 1} for rank in range(3)],
+    }
+    asked = told("straggling_collectives", given, "members", "start", "last_arrival", "wait", "transfer")
+    assert asked == [(3, 0, 47, 7, 26)]
+
+
+def test_an_address_that_is_given_again_was_free_before() -> None:
+    """The free between the two was lost: one address holds one block."""
+    rows = [
+        {"start": at, "end": at, "device": 0, "address": address, "bytes": size, "allocated": level}
+        for at, address, size, level in ((0, 7, 10, 10), (5, 7, 30, 30), (9, 8, 1, 31))
+    ]
+    asked = told("memory_peak_owners", {"allocations": rows}, "in_recording", "blocks", "bytes")
+    assert asked == [(True, 2, 31)]
+
+
+def test_what_was_freed_at_the_instant_of_its_allocation_fills_memory_no_longer() -> None:
+    """60 bytes come and 90 go at 6 ns: from there on 10 are left, and not 100."""
+    rows = [
+        {"start": at, "end": at, "device": 0, "bytes": size, "allocated": level}
+        for at, size, level in ((0, 40, 40), (6, 60, 100), (6, -90, 10), (19, 5, 15))
+    ]
+    asked = told("memory_timeline", {"allocations": rows}, "start", "allocated", "least", buckets=2)
+    assert asked == [(0, 100, 10), (10, 15, 10)]
+
+
+def attention(keys: int) -> Given:
+    shapes = f"[[2,8,16,4],[2,{keys},32,4],[2,{keys},32,6],[],[],[],[]]"
+    return {
+        "operators": [
+            {"name": "aten::_scaled_dot_product_flash_attention", "shapes": shapes},
+            {"name": "aten::_flash_attention_forward"},
+        ],
+        "kernels": [kernel(0, 5, family="attention", operator="aten::_flash_attention_forward")],
+    }
+
+
+@pytest.mark.parametrize("keys", [8, 2])
+def test_grouped_queries_compute_as_much_as_queries_of_their_own(keys: int) -> None:
+    """Heads of queries count, however few keys and values they share."""
+    assert told("step_flops", attention(keys), "flops") == [(2 * 2 * 8 * 16 * 32 * (4 + 6),)]
+
+
+def product(name: str, start: int, types: str, **more: Any) -> dict[str, Any]:
+    shapes = "[[2000,3000],[3000,5000]]"
+    return {
+        "name": name,
+        "start": start,
+        "end": start + 9,
+        "thread": 7,
+        "shapes": shapes,
+        "dtypes": types,
+        **more,
+    }
+
+
+FP8, BF16 = '["c10::Float8_e4m3fn","c10::Float8_e4m3fn"]', '["c10::BFloat16","c10::BFloat16"]'
+
+
+def step_of(*operators: dict[str, Any]) -> Given:
+    return {
+        "operators": list(operators),
+        "kernels": [
+            kernel(100 * at, 100 * at + 90, launch_start=row["start"] + 1, thread=7, operator=row["name"])
+            for at, row in enumerate(operators)
+            if "inner" not in row["name"]
+        ],
+        "steps": [{"start": 0, "end": 1_000_000}],
+        "ranks": [{"device_kind": "gpu", "gpu": "NVIDIA H100 80GB HBM3"}],
+    }
+
+
+def test_each_precision_is_held_against_its_own_peak() -> None:
+    """As many FLOPs in FP8, of twice the peak, take half as long: the peak of both is between the two."""
+    given = step_of(product("aten::_scaled_mm", 0, FP8), product("aten::mm", 20, BF16))
+    ((precision, peak, mfu),) = told("model_flops", given, "precision", "peak", "mfu")
+    assert precision == "bf16 and fp8"
+    assert peak == pytest.approx(2 / (1 / 989.4 + 1 / 1978.9), rel=1e-3)
+    assert mfu == pytest.approx(120e9 / 1e-3 / (peak * 1e12))
+
+
+def test_an_operator_inside_another_of_its_name_is_one() -> None:
+    outer = product("aten::mm", 0, BF16) | {"end": 20}
+    given = step_of(outer) | {"operators": [outer, product("aten::mm", 1, BF16)]}
+    assert told("model_flops", given, "model_flops") == [(60_000_000_000,)]
+
+
+def test_a_frozen_layer_has_one_product_in_its_backward_pass() -> None:
+    """As in LoRA: no gradient of its weight is computed, and none is counted."""
+    rows = [
+        product("aten::mm", 20 * at, BF16, phase=phase) for at, phase in enumerate(("forward", "backward"))
+    ]
+    asked = told("model_flops", step_of(*rows), "model_flops", "hardware_flops")
+    assert asked == [(120_000_000_000, 120_000_000_000)]
+
+
+def test_a_step_that_begins_where_another_ends_takes_none_of_its_work() -> None:
+    """A kernel of no length lies on the boundary, and one reaches over it."""
+    given = {
+        "steps": [{"step": 1, "start": 0, "end": 10}, {"step": 2, "start": 10, "end": 30}],
+        "kernels": [kernel(4, 13), kernel(10, 10)],
+        "ranks": [{"device_kind": "gpu"}],
+    }
+    spent = {(step, account): ns for step, account, ns in told("step_ledger", given, "step", "account", "ns")}
+    assert spent[1, "compute"] == 6
+    assert spent[2, "compute"] == 3
