@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore
 
 from lostflops.optimize.refused import Refused
 
@@ -103,7 +104,8 @@ _NOTHING: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
 def _nothing(like: torch.Tensor) -> torch.Tensor:
     key = (like.device, like.dtype)
     if key not in _NOTHING:
-        _NOTHING[key] = torch.empty(0, device=like.device, dtype=like.dtype)
+        with _disable_current_modes():  # those of selective checkpointing would miss it in the forward
+            _NOTHING[key] = torch.empty(0, device=like.device, dtype=like.dtype)
     return _NOTHING[key]
 
 
