@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from lostflops.causes.between_steps.paces import LONGER, slow_steps
 from lostflops.causes.declared import PACE
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding, milliseconds
+from lostflops.recipes.steps.paces import LONGER, slow_steps
 
 COSTS_FROM = 0.03  # of the step
 SAME_WORK, SAME_KERNELS = 0.8, 0.9  # of kernel time, of kernels: what runs as often on the same grids in both
