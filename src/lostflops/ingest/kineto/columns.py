@@ -378,7 +378,8 @@ class EventColumns:
         elif cat in COPY_ROWS:
             self._add_copies(rows, is_set="emset" in cat)
         elif cat in CALL_ROWS:
-            self.callers.update([e.pid for e in rows])
+            if cat != "mtia_runtime":  # some of MTIA's have the number of the device
+                self.callers.update([e.pid for e in rows])
             self._add_calls(rows)
         elif cat in OPERATOR_ROWS:
             self._add_operators(rows)
