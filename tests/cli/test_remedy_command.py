@@ -15,7 +15,7 @@ from lostflops.errors import BadOption, NoSuchRemedy
 from lostflops.naming.framework_names import ALSO
 from lostflops.naming.framework_names import NAMES as OFFERED
 from lostflops.remedies import FRAMEWORKS, REMEDIES, THEMES
-from made_runs import THREAD, Job, Work, made
+from made_runs import LOADER, THREAD, Job, Work, made
 
 RUNS = Path(__file__).parents[2] / "examples/runs"
 LORA = str(RUNS / "lora-workers-0")
@@ -142,7 +142,7 @@ def test_what_the_gpu_cannot_do_is_said(tmp_path: Path) -> None:
 def test_what_is_on_already_is_said(tmp_path: Path) -> None:
     tables = Job(transfer=0).run([[Work(loads=30)]] * 4)
     name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-    tables["ranges"] = [*tables.get("ranges", []), {"start": 1, "end": 9, "thread": THREAD, "name": name}]
+    tables["ranges"] = [{**row, "name": name} if row["name"] == LOADER else row for row in tables["ranges"]]
     run = made(tmp_path / "run", tables)
     found = lostflops.remedy("loader-workers", run)
     assert found.is_on

@@ -10,6 +10,7 @@ import polars as pl
 
 from lostflops.recipes import accounting
 from lostflops.recipes.backward_threads import engines
+from lostflops.recipes.dispatching import dispatching
 from lostflops.recipes.idle.idle_gaps import idle_gaps
 from lostflops.tables import COLLECTIVES, COPIES, KERNELS, LAUNCHES, OPERATORS, RANKS, STEPS
 from lostflops.testing import example_table
@@ -118,7 +119,7 @@ def test_a_piece_is_cut_inside_alone() -> None:
     doers = pl.DataFrame({**lane, "start": [0, 5, 10], "end": [5, 10, 15], "gap": [0, 1, 2]})
 
     def cut(at: int) -> list[tuple[int, int]]:
-        charged = accounting._charged(doers, NO_SPANS, np.full(3, at))
+        charged = accounting._charged(doers, NO_SPANS, np.full(3, at), np.zeros(3, np.bool_))
         return sorted(zip(charged.start.tolist(), charged.end.tolist(), strict=True))
 
     assert cut(5) == [(0, 5), (5, 10), (10, 15)]
@@ -134,7 +135,7 @@ def test_a_long_node_dispatches_where_it_calls_or_runs_something() -> None:
     short = {**node, "end": ms - 1}
 
     def spans(launches: pl.LazyFrame | None, rows: pl.DataFrame = operators) -> list[tuple[int, int]]:
-        return accounting._dispatching(rows, [node["name"]], launches).select("start", "end").rows()
+        return dispatching(rows, launches, ms)[0].select("start", "end").rows()
 
     assert spans(call) == [(ms, ms + 200)]
     assert spans(None) == []

@@ -163,6 +163,7 @@ def test_equal_stamps_and_rows_without_length_make_no_circle(tmp_path: Path) -> 
             call(at, 0, number + 1, tid=1 + number % 3),
             kernel(at, 0, number + 1, stream=7 + number % 2),
         ]
+    events += [call(1390, 0, 61), kernel(1390, 1, 61)]  # a file in which no row has a length is refused
     found = replay(tmp_path, events)
     job = found.job
     assert (job.replayed(job.lags()) == job.measured).all()

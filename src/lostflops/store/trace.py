@@ -137,6 +137,7 @@ class Trace:
         self._parts = parts.by_table(manifest.parts or {})
         self._by_rank: dict[str, Mapping[int, list[str]]] = {}  # a table's parts, once they were asked for
         self._small: dict[str, pl.DataFrame | None] = {}  # small tables: None where it was asked for once
+        self._clocks = (manifest.origin_ns, dict(manifest.offsets))  # those that copies were written with
 
     @classmethod
     def open(cls, path: Path, *, just_written: bool = False) -> Trace:
@@ -340,8 +341,10 @@ class Trace:
 
     def _copied(self, name: str) -> pl.DataFrame | None:
         """A very small table from its copy, where that is there and as it was written."""
-        written = self.manifest.copies.get(name)
-        return None if written is None else parts.read_copy(self.path, name, written)
+        written, clocks = self.manifest.copies.get(name), (self.manifest.origin_ns, self.manifest.offsets)
+        return (
+            None if written is None or clocks != self._clocks else parts.read_copy(self.path, name, written)
+        )
 
     def write_copies(self) -> dict[str, StoredPart]:
         """Copy the very small tables, and say what was written."""

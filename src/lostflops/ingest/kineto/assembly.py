@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -235,9 +236,19 @@ class Assembly:
         self.notes.add("rows more than ten days from the others", lost, "left out as corrupted", "warning")
 
     def _require_one_process(self) -> None:
-        """Raise NotATrace where files of several processes were merged: their ids and devices collide."""
-        for pids in (self.reader.callers, self.reader.annotators):
-            many = len({text_of(pid) for pid in pids} - {""})
+        """Raise NotATrace where files of several processes were merged: their ids and devices collide.
+
+        A few rows with a number of their own are damage, and 0 is the number of no process.
+        """
+        for rows in (self.reader.callers, self.reader.annotators):
+            held: Counter[str] = Counter()
+            for pid, count in rows.items():
+                held[text_of(pid)] += count
+            whole = held.total()
+            several = [
+                n for pid, n in held.items() if pid not in ("", "0") and (n >= FEW_ROWS or 10 * n >= whole)
+            ]
+            many = len(several)
             if many > 1:
                 raise NotATrace(
                     self.path,

@@ -6,7 +6,7 @@ import polars as pl
 
 from lostflops.columns import Count, Id, Name, Number, Share, Time
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.recipes.means import weighted_mean
+from lostflops.recipes.means import quotient, weighted_mean
 from lostflops.tables import Kernels, Ranks
 
 
@@ -56,7 +56,7 @@ def kernel_occupancy(kernels: Kernels, ranks: Ranks) -> pl.LazyFrame:
     """
     length = pl.col("end") - pl.col("start")
     sms = ranks.group_by("rank").agg(pl.col("num_sms").max().cast(pl.Int64)).filter(pl.col("num_sms") > 0)
-    filled = pl.col("grid") / pl.col("num_sms")
+    filled = quotient(pl.col("grid"), pl.col("num_sms"))
 
     small = pl.col("grid") < pl.col("num_sms")
     return (
