@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,6 +37,10 @@ ANNOTATION = (
 
 # A device that a process merely touches is no rank of its own.
 SECOND_DEVICE_SHARE = 0.05
+
+# A row or two with a process number of their own are damaged; a process that was merged into a file has more,
+# and a fair share of what the busiest has.
+FEWEST_MERGED, MERGED_SHARE = 3, 0.05
 
 # So few rows of a device may all be shorter than the profiler's clock tells.
 FEW_ROWS = 10
@@ -237,7 +242,12 @@ class Assembly:
     def _require_one_process(self) -> None:
         """Raise NotATrace where files of several processes were merged: their ids and devices collide."""
         for pids in (self.reader.callers, self.reader.annotators):
-            many = len({text_of(pid) for pid in pids} - {""})
+            rows = Counter[str]()
+            for pid, count in pids.items():
+                rows[text_of(pid)] += count
+            del rows[""]
+            fewest = max(FEWEST_MERGED, MERGED_SHARE * max(rows.values(), default=0))
+            many = sum(count >= fewest for count in rows.values())
             if many > 1:
                 raise NotATrace(
                     self.path,
