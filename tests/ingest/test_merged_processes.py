@@ -12,9 +12,9 @@ from lostflops.errors import NotATrace
 from lostflops.ingest.kineto import reader as kineto
 
 
-def a_rank(pid: Any, annotated: bool = True) -> list[dict[str, Any]]:
-    rows = [operator("aten::mm", 10, 20), call(15, 5, 1)]
-    return [*({**row, "pid": pid} for row in [*rows, *([step(7, 0, 100)] if annotated else [])])]
+def a_rank(pid: Any) -> list[dict[str, Any]]:
+    rows = [operator("aten::mm", 10, 20), *(call(12 + 4 * n, 2, n) for n in range(1, 4)), step(7, 0, 100)]
+    return [{**row, "pid": pid} for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def a_rank(pid: Any, annotated: bool = True) -> list[dict[str, Any]]:
     [
         [*a_rank(1166), kernel(30, 40, 1), *a_rank(1167), {**kernel(30, 40, 1), "pid": 1}],
         [*a_rank("[TP0] 1166"), kernel(30, 40, 1), *a_rank("[TP1] 1166"), kernel(30, 40, 1)],
-        [{**step(7, 0, 100), "pid": 5}, {**step(7, 0, 100), "pid": 6}, operator("aten::mm", 10, 20)],
+        [*({**step(n, 10 * n, 9), "pid": p} for n in range(3) for p in (5, 6)), operator("aten::mm", 10, 20)],
     ],
     ids=["own numbers", "numbers with the rank, as SGLang merges them", "CPU only"],
 )
@@ -31,6 +31,11 @@ def test_merged_processes_are_refused(tmp_path: Path, events: list[dict[str, Any
     with pytest.raises(NotATrace, match="rows of 2 processes: files of several ranks were merged") as error:
         kineto.read(path, tmp_path / "out")
     assert "one per rank" in error.value.hint
+
+
+def test_one_damaged_row_makes_no_second_process(tmp_path: Path) -> None:
+    events = [*a_rank(1166), kernel(30, 40, 1), {**call(50, 1, 9), "pid": 7}, {**step(8, 100, 9), "pid": "x"}]
+    assert kineto.read(written(tmp_path / "rank0.json", trace(events)), tmp_path / "out")
 
 
 def test_rows_of_no_process_make_none(tmp_path: Path) -> None:

@@ -38,6 +38,10 @@ ANNOTATION = (
 # A device that a process merely touches is no rank of its own.
 SECOND_DEVICE_SHARE = 0.05
 
+# A row or two with a process number of their own are damaged; a process that was merged into a file has more,
+# and a fair share of what the busiest has.
+FEWEST_MERGED, MERGED_SHARE = 3, 0.05
+
 # So few rows of a device may all be shorter than the profiler's clock tells.
 FEW_ROWS = 10
 
@@ -236,19 +240,14 @@ class Assembly:
         self.notes.add("rows more than ten days from the others", lost, "left out as corrupted", "warning")
 
     def _require_one_process(self) -> None:
-        """Raise NotATrace where files of several processes were merged: their ids and devices collide.
-
-        A few rows with a number of their own are damage, and 0 is the number of no process.
-        """
-        for rows in (self.reader.callers, self.reader.annotators):
-            held: Counter[str] = Counter()
-            for pid, count in rows.items():
-                held[text_of(pid)] += count
-            whole = held.total()
-            several = [
-                n for pid, n in held.items() if pid not in ("", "0") and (n >= FEW_ROWS or 10 * n >= whole)
-            ]
-            many = len(several)
+        """Raise NotATrace where files of several processes were merged: their ids and devices collide."""
+        for pids in (self.reader.callers, self.reader.annotators):
+            rows = Counter[str]()
+            for pid, count in pids.items():
+                rows[text_of(pid)] += count
+            del rows[""]
+            fewest = max(FEWEST_MERGED, MERGED_SHARE * max(rows.values(), default=0))
+            many = sum(count >= fewest for count in rows.values())
             if many > 1:
                 raise NotATrace(
                     self.path,

@@ -305,8 +305,8 @@ class EventColumns:
         self.flows = 0
         self.ranks_named: set[int] = set()
         self.categories: set[str] = set()  # those of the profiler's that rows have
-        self.callers: Counter[Any] = Counter()  # the processes that called a runtime, with their rows
-        self.annotators: Counter[Any] = Counter()  # those that made annotations
+        self.callers: Counter[Any] = Counter()  # how often processes called a runtime
+        self.annotators: Counter[Any] = Counter()  # how many annotations they made
         self._names_seen = 0
         self._prefixed: list[int] = []
         self._frames_named = FrameCodes(self.names)
@@ -350,8 +350,8 @@ class EventColumns:
         self.window += other.window
         self.ranks_named |= other.ranks_named
         self.categories |= other.categories
-        self.callers.update(other.callers)
-        self.annotators.update(other.annotators)
+        self.callers += other.callers
+        self.annotators += other.annotators
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
