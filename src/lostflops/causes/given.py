@@ -16,7 +16,7 @@ from lostflops.finding import Finding, percent
 from lostflops.naming.host_causes import cause_of, causes_of
 from lostflops.recipes.compute.flops import FLOPS, flops_of
 from lostflops.recipes.compute.work import executions
-from lostflops.recipes.steps.paces import slow_steps
+from lostflops.recipes.steps.two_kinds import slow_steps
 from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
@@ -256,13 +256,14 @@ def gather(
         answers=answers,
         ledger=ledger,
         names=folded("names", NAMES, lambda: _names(trace, session, counted)),
+        # Beside the names, as long as what both read is there.
+        beside=folded("beside", BESIDE, lambda: _beside(session, ledger)),
         work=folded("work", WORK, lambda: _work(trace, on_host, ledger)) if many else WORK.to_frame(),
         paces=folded("paces", PACES, lambda: _paces(trace, ledger)) if not on_host else PACES.to_frame(),
         flops=dict(folded("flops", ASKED, lambda: _flops(trace, counted)).iter_rows()) if many else {},
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
-        beside=folded("beside", BESIDE, lambda: _beside(session, ledger)),
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),

@@ -21,6 +21,7 @@ from .names import (
     NAMED_FROM,
     SAVED,
     called,
+    from_to,
     listed,
     made_of,
     on_ranks,
@@ -208,7 +209,7 @@ def told_once(finding: Finding, given: Given) -> Finding:
         first, last = _one_pause(given)
         both = each.filter(pl.col("step").is_between(first, last))
         lasts = int(both.group_by("rank").agg(pl.col("ns").sum())["ns"].max() or 0)  # pyright: ignore[reportArgumentType]
-        where = f"steps {first} {'and' if last == first + 1 else 'to'} {last}"
+        where = from_to(first, last)
         if first == last or int(both["ns"].sum()) < ONCE * whole:
             return finding
     once = f"{milliseconds(lasts)} once in {steps} steps, in {where}"
@@ -412,14 +413,15 @@ def _beside_python(page: PageFindings) -> None:
         page.drop(member)
     name, runs = spoken(beside["name"][0]), percent(ran, pauses)
     idle = sum(ns for account, ns in given.accounts.items() if account.startswith("idle."))
+    most = max(idle, *(member.ns_per_step for member in members))  # others wait for a rank that is held up
     page.put(
         Finding(
             name=BESIDE.name,
             claim=f"{'Nothing computes for' if given.on_host else 'The GPU idles'} {page.share(cost)} while "
             f"another thread runs Python: {name}.",
-            # Waiting for Python's lock lengthens a processor's operators too; on a GPU it is all idle time.
+            # Waiting for Python's lock lengthens a processor's operators too; a GPU idles for all of it.
             gain="unknown" if given.on_host else "at most",
-            ns_per_step=0 if given.on_host else idle,
+            ns_per_step=0 if given.on_host else most,
             cost_per_step=cost,
             evidence=(f"it runs in {runs} of that time, and Python lets one thread run at a time",),
             next=f"Move {name} to a process of its own, which has its own Python lock, or let it wait while "

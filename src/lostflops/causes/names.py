@@ -118,6 +118,13 @@ def in_some(steps: Sequence[int], each: Sequence[int]) -> str:
     return f"{'all' if whole else 'nearly all'} of it in steps {listed([str(step) for step, _ in late])}"
 
 
+def from_to(first: int, last: int) -> str:
+    """Steps that follow each other: 'step 5', 'steps 5 and 6', 'steps 5 to 7'."""
+    if first == last:
+        return f"step {first}"
+    return f"steps {first} {'and' if last == first + 1 else 'to'} {last}"
+
+
 def called(ranks: Sequence[int]) -> str:
     """Ranks in words: 'rank 3', 'ranks 0, 2 and 5', 'ranks 0 to 7'."""
     if len(ranks) > 3 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):

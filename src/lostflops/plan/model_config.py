@@ -8,7 +8,7 @@ import msgspec
 
 from lostflops.errors import BadModel, shown
 from lostflops.plan.model_families import BY_FAMILY
-from lostflops.plan.shape import Latent, Shape
+from lostflops.plan.shape import Latent, Shape, whole_every
 
 FAMILIES = (
     "llama",
@@ -195,11 +195,6 @@ def from_config(content: bytes, name: str) -> Shape:
     if config.mlp_only_layers or (config.decoder_sparse_step or 1) != 1 or (config.moe_layer_freq or 1) != 1:
         raise BadModel(name, "its expert layers are not all the layers behind the first dense ones")
     return _shape(config, kind, name, kv)
-
-
-def whole_every(every: int, layers: int) -> tuple[int, ...]:
-    """Layers that see everything, where all others have a window: the last of each `every`."""
-    return tuple(range(every - 1, layers, every))
 
 
 def _window(config: Config, kind: str) -> tuple[int, tuple[int, ...]]:

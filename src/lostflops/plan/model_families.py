@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lostflops.errors import BadModel
-from lostflops.plan.shape import Shape
+from lostflops.plan.shape import BIASES, PLAIN, Shape, whole_every
 
 if TYPE_CHECKING:
     from lostflops.plan.model_config import Config
@@ -16,8 +17,7 @@ def _plain(config: Config, name: str, **more: Any) -> Shape:
     usual: dict[str, Any] = {
         "kv_heads": config.num_attention_heads,
         "tied": config.tie_word_embeddings,
-        "gated": False,
-        "layer_norm": True,
+        **PLAIN,
         "longest": config.max_position_embeddings or 0,
     }
     usual |= {
@@ -32,9 +32,6 @@ def _plain(config: Config, name: str, **more: Any) -> Shape:
         vocabulary=config.vocab_size,
         **(usual | more),
     )
-
-
-BIASES: dict[str, Any] = {"attention_bias": True, "output_bias": True, "mlp_bias": True}
 
 
 def gpt2(config: Config, name: str) -> Shape:
@@ -110,7 +107,7 @@ def llama4(config: Config, name: str) -> Shape:
     if not experts:
         raise BadModel(name, "its num_local_experts is absent")
     chunk = config.attention_chunk_size or 0
-    whole = [number for number in range(layers) if (number + 1) % 4 == 0]
+    whole: Sequence[int] = whole_every(4, layers)
     if config.layer_types:
         kinds = enumerate(config.layer_types[:layers])
         whole = [number for number, kind in kinds if kind == "full_attention"]

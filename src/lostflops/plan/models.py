@@ -8,21 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from lostflops.errors import NoSuchModel, Unreadable
-from lostflops.plan.model_config import from_config, whole_every
-from lostflops.plan.shape import Latent, Shape
+from lostflops.plan.model_config import from_config
+from lostflops.plan.shape import BIASES, PLAIN, Latent, Shape, whole_every
 
 
 def _gpt(name: str, h: int, layers: int, heads: int, vocabulary: int, positions: int) -> Shape:
     """GPT as OpenAI and Megatron have it: LayerNorm, biases, learned positions, a tied head, dropout."""
     return Shape(
-        name, h, 4 * h, layers, heads, heads, h // heads, vocabulary, tied=True, attention_bias=True,
-        output_bias=True, gated=False, layer_norm=True, mlp_bias=True, dropout=True, positions=positions,
-        longest=positions,
+        name, h, 4 * h, layers, heads, heads, h // heads, vocabulary, tied=True, **BIASES, **PLAIN,
+        dropout=True, positions=positions, longest=positions,
     )  # fmt: skip
-
-
-BIASES: dict[str, Any] = {"attention_bias": True, "output_bias": True, "mlp_bias": True}
-PLAIN: dict[str, Any] = {"gated": False, "layer_norm": True}  # norms and feed-forward as GPT's
 
 
 def _bert(name: str, h: int, layers: int, heads: int, vocabulary: int = 30522) -> Shape:

@@ -10,9 +10,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 Split = Literal["outputs", "inputs", "whole"]
+
+# What families that are no Llama have in common: biases of all matrices; norms and feed-forward as GPT's.
+BIASES: dict[str, Any] = {"attention_bias": True, "output_bias": True, "mlp_bias": True}
+PLAIN: dict[str, Any] = {"gated": False, "layer_norm": True}
+
+
+def whole_every(every: int, layers: int) -> tuple[int, ...]:
+    """Layers that see everything, where all others have a window: the last of each `every`."""
+    return tuple(range(every - 1, layers, every))
 
 
 @dataclass(frozen=True)

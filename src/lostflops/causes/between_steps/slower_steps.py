@@ -9,9 +9,10 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops.causes.declared import PACE
+from lostflops.causes.names import from_to
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding, milliseconds
-from lostflops.recipes.steps.paces import LONGER, slow_steps
+from lostflops.recipes.steps.two_kinds import LONGER, slow_steps
 
 COSTS_FROM = 0.03  # of the step
 SAME_WORK, SAME_KERNELS = 0.8, 0.9  # of kernel time, of kernels: what runs as often on the same grids in both
@@ -37,10 +38,8 @@ def join_paces(page: PageFindings) -> None:
     cost = round(given.mean_step - otherwise)
     if not page.reaches(cost, COSTS_FROM):
         return
-    link = "and" if len(slow) == 2 else "to"
-    one = len(slow) == 1
-    where = f"step {slow[0]}" if one else f"steps {slow[0]} {link} {slow[-1]}"
-    those = "that step takes" if one else "those steps take"
+    where = from_to(slow[0], slow[-1])
+    those = "that step takes" if len(slow) == 1 else "those steps take"
     compared = f"{those} {milliseconds(round(took))}, the others {milliseconds(round(otherwise))}"
     held = page.take(CLOCKS)
     page.put(

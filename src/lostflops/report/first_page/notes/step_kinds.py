@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from statistics import median
 
 import polars as pl
 
 from lostflops.finding import milliseconds
 from lostflops.recipes.steps.beside_usual import num_kernels
+from lostflops.recipes.steps.two_kinds import longer_from
 from lostflops.report.first_page.run import Run
 from lostflops.report.first_page.step_notes import MUCH_LONGER, numbers
 from lostflops.store.trace import Trace
 
-FEWEST = 4  # steps
 LONGER = 1.15  # times the longest of the shorter kind: the shortest of the longer one
-WITHIN = 0.5  # of the distance between both kinds: how far steps of one are apart
 LEAST_TURNS = 3  # of a kind that does no more or less than the others
 OTHER_WORK = 1.05  # times as many kernels
 
@@ -29,16 +29,11 @@ def of_two_kinds(trace: Trace, run: Run, steps: pl.DataFrame, counted: pl.DataFr
     length = (pl.col("end") - pl.col("start")).alias("length")
     mine = steps.join(counted, on=["rank", "step"], how="semi").select("rank", "step", "start", "end", length)
     each = mine.group_by("step").agg(pl.col("length").mean()).sort("length", "step")
-    if run.is_whole or each.height < FEWEST:
-        return
     lengths: list[float] = each["length"].to_list()
-    at = max(range(1, len(lengths)), key=lambda n: (lengths[n] - lengths[n - 1], n))
-    short, long = each.head(at), each.tail(each.height - at)
-    gap = lengths[at] - lengths[at - 1]
-    apart = max(lengths[at - 1] - lengths[0], lengths[-1] - lengths[at])
-    usual = float(each["length"].median() or 0)  # pyright: ignore[reportArgumentType]
-    if lengths[at] < LONGER * lengths[at - 1] or apart > WITHIN * gap or lengths[-1] > MUCH_LONGER * usual:
+    at = None if run.is_whole else longer_from(lengths, LONGER)
+    if at is None or lengths[-1] > MUCH_LONGER * median(lengths):
         return
+    short, long = each.head(at), each.tail(each.height - at)
     kernels = trace.table("kernels")
     many = num_kernels(mine.lazy(), kernels, counted.lazy()).group_by("step").agg(pl.col("kernels").mean())
     work = {step: n or 0.0 for step, n in many.collect().iter_rows()}
