@@ -9,7 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from lostflops import intervals
-from lostflops.intervals import Int
+from lostflops.intervals import NEVER, Int
 from lostflops.naming.host_causes import captures
 
 LAUNCHES = r"Launch(?:Kernel|Cooperative)"
@@ -62,13 +62,13 @@ def lost(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl.Data
 def lost_between(rank: Int, after: Int, until: Int, calls: pl.DataFrame) -> npt.NDArray[np.bool_]:
     """Whether one of the `calls` without a kernel lies between two launches of a rank, each pair by itself.
 
-    Where a launch is not known its instant is the lowest integer, and nothing lies between.
+    Where a launch is not known its instant is `NEVER`, and nothing lies between.
     """
     found = np.zeros(len(rank), np.bool_)
     if calls.is_empty() or not len(rank):
         return found
     of, at = (calls.sort("rank", "start")[c].to_numpy() for c in ("rank", "start"))
-    some = np.flatnonzero((after > np.iinfo(np.int64).min) & (until > after))
+    some = np.flatnonzero((after > NEVER) & (until > after))
     axis, begin, end = intervals.one_axis((of, at), (rank[some], after[some]), (rank[some], until[some]))
     found[some] = np.searchsorted(axis, end, "left") > np.searchsorted(axis, begin, "right")
     return found
