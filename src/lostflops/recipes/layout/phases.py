@@ -7,9 +7,8 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.columns import Bytes, Count, Id, Name
-from lostflops.intervals import Int
+from lostflops.intervals import Int, by_name
 from lostflops.recipe import Example, recipe
-from lostflops.recipes.backward_threads import by_name
 from lostflops.tables import Collectives, Kernels, Operators, Steps
 
 KINDS = ["rank", "kind", "group", "group_size", "peer", "phase", "dtype", "bytes"]

@@ -66,7 +66,7 @@ class RankChains:
             edge, own = edge[chosen], own[chosen]
         lags = self.fixed.copy() if chosen is None else np.zeros_like(self.fixed)
         if len(edge):  # the parts of an edge stand side by side
-            begins = np.flatnonzero(np.r_[True, edge[1:] != edge[:-1]])
+            begins = np.flatnonzero(intervals.changes_of(edge))
             lags[edge[begins]] += np.add.reduceat(own, begins)
         return lags
 
