@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
@@ -403,3 +404,19 @@ def test_time_of_a_copy_is_not_that_of_the_job() -> None:
     assert not copier.alive(2**22 + 7)
     assert copier.alive(os.getpid())
     assert time.monotonic() - began < 1
+
+
+def test_a_pod_that_is_stopped_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A job that hangs must not hang the tests, though its ranks have sessions of their own."""
+    cluster = Cluster(tmp_path, [])
+    rank = "import time; print('begun', flush=True); time.sleep(600)"
+    starts = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}], start_new_session=True)"
+    )
+    cluster.start(
+        {"spec": {"containers": [{"image": "python:3", "command": ["python3", "-c", starts]}]}}, "one-0", {}
+    )
+    out = cluster.running[0].stdout
+    assert out is not None and out.readline() == "begun\n"
+    cluster.stop()
+    assert cluster.running[0].returncode == -signal.SIGKILL
