@@ -24,7 +24,7 @@ PATIENCE = 60.0  # seconds for one answer
 # Theirs and ours, those that may exhaust the patience last: a process that is given up answers no more.
 SAME = {
     "get_temporal_breakdown": "gpu_overlap",  # the ledger also says why it idles, which theirs does not
-    "get_idle_time_breakdown": "idle_summary",
+    "get_idle_time_breakdown": "stream_waits",
     "get_comm_comp_overlap": "communication_exposed",
     "get_gpu_kernel_breakdown": "kernel_summary",
     "get_gpu_kernels_with_user_annotations": "range_kernel_summary",

@@ -146,7 +146,7 @@ dx12_mem_ops | Suspicious Direct3D 12 operations | none: {GRAPHICS}
 HTA = _of("""
 TraceAnalysis(…) | Load all ranks | lostflops import
 get_temporal_breakdown | How much is compute, other work, idle? | gpu_overlap, step_ledger
-get_idle_time_breakdown | Why is the GPU idle? | idle_summary, gpu_gaps, idle_names
+get_idle_time_breakdown | Why do streams wait? | stream_waits, idle_summary, gpu_gaps, idle_names
 get_comm_comp_overlap | How much communication is hidden? | communication_exposed
 get_gpu_kernel_breakdown | Which kernels take time? | kernel_summary, kernel_families, kernel_overlap
 get_gpu_kernels_with_user_annotations | Which kernels belong to my ranges? | range_kernel_summary
