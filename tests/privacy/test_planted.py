@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -312,7 +313,10 @@ def test_no_form_of_a_recording_keeps_what_is_planted(
             data = "\n".join(str(row) for row in read(file).rows()).encode()
         all_gone(data.decode(errors="replace"))
     assert hashes(clean) == before
-    all_gone(str(lostflops.why(clean)) + document(lostflops.why(clean)).decode())
+    said = json.loads(document(lostflops.why(clean)))
+    for source in said["run"]["sources"]:  # five digits of a digest may be those of a planted number
+        assert re.fullmatch("[0-9a-f]{32}", source.pop("identity"))
+    all_gone(str(lostflops.why(clean)) + json.dumps(said, ensure_ascii=False))
     capsys.readouterr()
     assert cli.main(["inspect", str(clean)]) == 0
     assert capsys.readouterr().out == "found nothing private\n"
