@@ -18,7 +18,7 @@ from stand_in import HOSTILE, KERNEL, LENGTH, STEP, ZERO, StandIn
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 COMPLETE = ".timeline canvas[data-complete=true]"
 LEFT, TOP = 196, 34  # of the plot in the timeline, on a wide screen
-WAIT = 15_000
+WAIT = 60_000
 SETTLED = "body[data-settled=true]"  # the address says all that was chosen
 FOUND = ".tabs button:has-text('Findings 2')"
 NUMBERS = count()

@@ -161,7 +161,7 @@ def test_the_frame_draws_the_run_from_what_the_kernel_answers(widget: Any) -> No
     with playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         tab = opened.new_page(viewport={"width": 1200, "height": 600})
-        tab.set_default_timeout(15_000)
+        tab.set_default_timeout(60_000)
         tab.on("pageerror", lambda error: said.append(str(error)))
         tab.on(
             "console", lambda line: line.type == "error" and "404" not in line.text and said.append(line.text)

@@ -75,7 +75,7 @@ def test_any_pixel_s_colours_are_the_shares_of_the_raw_events(tmp_path: Path) ->
     with at_work(keys, tmp_path / "base") as port, playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = opened.new_page(viewport={"width": LEFT + WIDTH, "height": 600})
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(60_000)
         page.goto(f"http://localhost:{port}/run/{known['id']}?token={keys.token()}#drawer=0&open=0")
         _drawn(page)
         colors = np.array(page.evaluate(COLORS, list(FAMILIES)))

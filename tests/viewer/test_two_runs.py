@@ -62,7 +62,7 @@ def tab(two: tuple[Path, Path]) -> Iterator[Any]:
     with at_work(keys, *two) as port, playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = opened.new_page(viewport={"width": 1400, "height": 800})
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: pytest.fail(str(error)))
         page.goto(f"http://localhost:{port}/run/{ids['base']}?token={keys.token()}#with={ids['new']}")
         page.locator(".compared tfoot").wait_for()
