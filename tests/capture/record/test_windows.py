@@ -170,7 +170,8 @@ dist.destroy_process_group()
     first, second = recorded.window(0), recorded.window(1)
     assert (first["state"], second["state"]) == ("complete", "complete")
     assert (first["first"], first["last"]) == (second["first"], second["last"])
-    assert 3 <= first["last"] - first["first"] <= 40
+    lengths = [step["duration"] + step["own"] for step in recorded.steps() if step["window"]]
+    assert sum(lengths[:-3]) < 0.3e9 < sum(lengths)  # the ranks agree on its end a step or two ahead
 
 
 def test_a_gpus_memory_history_is_kept_for_the_window_unless_the_job_keeps_one(
