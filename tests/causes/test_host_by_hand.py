@@ -208,9 +208,22 @@ def once(
     return told_once(finding("starves", account, 5, claim), given).claim
 
 
-def test_time_of_which_four_fifths_lie_in_one_step_comes_once() -> None:
-    assert once((1, 0), (3, 5), (1, 0)) == (
-        "Idle 5.00 ms once in 3 steps, in step 1 (5.00 ms per step, 9.1 %), here."
+def test_time_that_lies_in_one_step_comes_once_and_four_fifths_of_it_come_mostly_there() -> None:
+    assert once((0, 0), (14, 15), (0, 0)) == (
+        "Idle 15.0 ms once in 3 steps, in step 1 (5.00 ms per step, 9.1 %), here."
+    )
+    assert once((0, 0), (0, 30), (0, 0)) == (
+        "Idle up to 30.0 ms once in 3 steps, in step 1 (5.00 ms per step, 9.1 %), here."
+    )
+    assert once((0,), (98,), (2,)).startswith("Idle 98.0 ms once in 3 steps, in step 1 (")
+    # What the other steps have as well is not in what lies in that one: it would not add up to the mean.
+    assert once((0,), (97,), (3,)) == "Idle 5.00 ms per step (9.1 %), mostly in step 1 (97.0 ms), here."
+    assert (
+        once((1, 1), (12, 12), (2, 2)) == "Idle 5.00 ms per step (9.1 %), mostly in step 1 (12.0 ms), here."
+    )
+    assert (
+        once((1, 0), (3, 5), (1, 0))
+        == "Idle 5.00 ms per step (9.1 %), mostly in step 1 (up to 5.00 ms), here."
     )
     assert once((0, 0), (39, 40), (10, 10)) == "Idle 5.00 ms per step (9.1 %) here."
     assert once((1, 0), (3, 5)) == "Idle 5.00 ms per step (9.1 %) here."

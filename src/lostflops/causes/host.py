@@ -38,7 +38,9 @@ SYNCS = 4  # waits per step, from which on they come from inside it
 # What is true of the idle time of one account alone.
 OF_IDLE = re.compile(r"of all step time, over|^upper limit:")
 ALONE = 0.9  # of the time on all ranks
-ONCE, FEWEST_FOR_ONCE = 0.8, 3  # of the time, in one step of at least so many: it happens once
+# Of the time, in one step of at least so many: it happens mostly there, or only there.
+IN_ONE, ONCE, FEWEST_FOR_ONCE = 0.8, 0.98, 3
+ALIKE = 1.05  # times the mean of the ranks, of which the longest pause on a rank still tells
 NEARLY_ALL, MOSTLY = 0.9, 0.5  # of a finding's time, in which the CPU does what is said of it
 PER_STEP = re.compile(r"([\d.,]+ (?:ns|µs|ms|s) per step) \(([\d.]+ %)\)")
 # Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
@@ -195,25 +197,28 @@ def told_once(finding: Finding, given: Given) -> Finding:
         return finding
     held = given.ledger.filter(pl.col("account").is_in(finding.accounts)).group_by("rank", "step")
     each = held.agg(pl.col("ns").sum())
-    by_step = (
-        each.group_by("step").agg(pl.col("ns").sum(), most=pl.col("ns").max()).sort("ns", descending=True)
-    )
-    steps = given.ledger["step"].n_unique()
-    amount = PER_STEP.search(finding.claim)
+    by_step = each.group_by("step").agg(pl.col("ns").sum()).sort("ns", descending=True)
+    steps, amount = given.ledger["step"].n_unique(), PER_STEP.search(finding.claim)
     whole = int(by_step["ns"].sum())
     if steps < FEWEST_FOR_ONCE or amount is None:
         return finding
-    if by_step["ns"][0] >= ONCE * whole:
-        lasts, where = by_step["most"][0], f"step {by_step['step'][0]}"
-    else:
+    first = last = by_step["step"][0]
+    if by_step["ns"][0] < IN_ONE * whole:
         first, last = _one_pause(given)
-        both = each.filter(pl.col("step").is_between(first, last))
-        lasts = int(both.group_by("rank").agg(pl.col("ns").sum())["ns"].max() or 0)  # pyright: ignore[reportArgumentType]
-        where = from_to(first, last)
-        if first == last or int(both["ns"].sum()) < ONCE * whole:
+        if first == last:
             return finding
-    once = f"{milliseconds(lasts)} once in {steps} steps, in {where}"
-    return replace(finding, claim=finding.claim.replace(amount[0], f"{once} ({amount[1]}, {amount[2]}),", 1))
+    by_rank = each.filter(pl.col("step").is_between(first, last)).group_by("rank").agg(pl.col("ns").sum())
+    there = int(by_rank["ns"].sum())
+    if there < IN_ONE * whole:
+        return finding
+    most = int(by_rank["ns"].max() or 0)  # pyright: ignore[reportArgumentType]
+    where = f"step {first}" if first == last else from_to(first, last)
+    lasts = "up to " * (most * given.ledger["rank"].n_unique() > ALIKE * there) + milliseconds(most)
+    if there >= ONCE * whole:
+        told = f"{lasts} once in {steps} steps, in {where} ({amount[1]}, {amount[2]}),"
+    else:
+        told = f"{amount[0]}, mostly in {where} ({lasts}),"
+    return replace(finding, claim=finding.claim.replace(amount[0], told, 1))
 
 
 def on_some_ranks(finding: Finding, given: Given) -> Finding:
