@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 import lostflops
+from lostflops.accounts import IDLE
 from lostflops.causes import findings
 from lostflops.causes.copies import join_copies
 from lostflops.causes.given import NAMES, Given, has_stages
@@ -22,6 +23,7 @@ from lostflops.causes.purposes import surely_waited
 from lostflops.causes.waited_for import dearer
 from lostflops.finding import Finding
 from lostflops.recipes.idle.gaps import over_steps
+from lostflops.recipes.idle.summary import idle_costs_step_time
 from made_runs import Job, Work, made
 
 MS = 1_000_000
@@ -375,3 +377,16 @@ def test_what_a_rank_alone_does_in_some_steps_is_no_uneven_share(tmp_path: Path)
     assert first.rank == 0 and "all of it in steps 1 and 4" in first.claim
     assert first.edit == "even-ranks:0" and "such as an evaluation" in first.next
     assert "sequence" not in first.next
+
+
+def test_a_bound_of_what_the_cpu_spends_and_others_wait_is_told_in_one_line() -> None:
+    """The page shows three lines: the bound of 70 ms stood under "the CPU spends 33.4 ms" alone."""
+    ms = {"per_step": 11.4, "host_per_step": 33.4, "most": 11.4, "at_most": 70.1}
+    row = {"account": IDLE[0].name, "step_share": 0.05, "steps": 3, "most_on": 0, "on_host": False}
+    table = pl.DataFrame([row | {name: int(length * MS) for name, length in ms.items()}])
+    assert IDLE[0].loss is not None
+    (found,) = idle_costs_step_time(table, IDLE[0], replace(IDLE[0].loss, from_share=0.01, removable=True))
+    assert found.evidence[1:] == (
+        "upper limit: the CPU spends 33.4 ms per step on this, part of it hidden today; ranks that wait for "
+        "others could gain too",
+    )

@@ -210,11 +210,13 @@ def idle_costs_step_time(table: pl.DataFrame, account: Account, loss: Loss) -> I
 
 
 def _wider(row: Mapping[str, Any]) -> Iterator[str]:
-    """Why a bound is more than the idle time."""
+    """Why a bound is more than the idle time, in one line: the page shows few."""
     spent = milliseconds(row["host_per_step"])
+    others = row["at_most"] > row["host_per_step"]
     if row["host_per_step"] > row["per_step"] and spent != milliseconds(row["per_step"]):
-        yield f"upper limit: the CPU spends {spent} per step on this, part of it hidden today"
-    if row["at_most"] > row["host_per_step"]:
+        more = "; ranks that wait for others could gain too" if others else ""
+        yield f"upper limit: the CPU spends {spent} per step on this, part of it hidden today{more}"
+    elif others:
         yield OTHERS_GAIN_TOO
 
 
