@@ -220,9 +220,10 @@ class Session:
             return
         self._asks[answered] -= 1
         self._readers.subtract(_read_for(answered))
-        for name in [name for name in self._readers if not self._is_needed(name)]:
+        for name in [*self._readers]:
             table = self._known.get(f"{name}[]")
-            if isinstance(table, pl.DataFrame) and table.estimated_size() > LARGE:
+            large = isinstance(table, pl.DataFrame) and table.estimated_size() > LARGE
+            if large and not self._is_needed(name):
                 del self._known[f"{name}[]"]
 
     def _is_needed(self, name: str) -> bool:
