@@ -192,3 +192,10 @@ def test_no_text_breaks_a_reader(text: str) -> None:
             reader(text, "--flag")
         except BadOption as refused:
             assert refused.hint and "\n" not in refused.message
+
+
+def test_a_rate_has_three_figures_and_no_exponent() -> None:
+    rates = 0.0417, 1.99668, 11.94, 99.94, 99.96, 1234.5, 262_144.0
+    assert [units.three_figures(rate) for rate in rates] == [
+        "0.0417", "2.00", "11.9", "99.9", "100", "1,230", "262,000"
+    ]  # fmt: skip

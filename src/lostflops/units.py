@@ -187,3 +187,10 @@ def written_spans(of: Iterable[int]) -> str:
 def written_ranks(ranks: Collection[int]) -> str:
     """[3] as 'rank 3', [0, 1, 2, 8] as 'ranks 0-2,8'."""
     return f"rank{'s' * (len(ranks) != 1)} {written_spans(ranks)}"
+
+
+def three_figures(value: float) -> str:
+    """A rate as people read it, without an exponent: '2.00', '11.9', '262,000'."""
+    if value >= 99.95:
+        return f"{float(f'{value:.3g}'):,.0f}"
+    return f"{value:#.3g}"

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from lostflops.errors import BadOption, CannotWrite, shown
 from lostflops.machine.monitor import openmetrics
+from lostflops.units import three_figures
 from lostflops.watch.alarm import Alarm
 from lostflops.watch.job import Happened, Now, Watch
 from lostflops.watch.metrics import exposition
@@ -161,7 +162,7 @@ def status(now: Now) -> str:
     loss = f", loss {now.loss[1]:.4g}" if now.loss else ""
     spread = max((rank.longer for rank in now.ranks), default=0)
     slowest = f", slowest rank +{100 * spread:.1f} %" if len(now.ranks) > 1 else ""
-    return f"{at}  step {now.step:,}, {now.steps_per_second:.3g} steps/s{slowest}{loss}"
+    return f"{at}  step {now.step:,}, {three_figures(now.steps_per_second)} steps/s{slowest}{loss}"
 
 
 def asked_run(text: str) -> Path:

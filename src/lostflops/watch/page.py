@@ -11,7 +11,7 @@ from rich.text import Text
 from lostflops.errors import shown
 from lostflops.finding import milliseconds
 from lostflops.recipes.steps.log_pauses import ordinal
-from lostflops.units import written_ranks
+from lostflops.units import three_figures, written_ranks
 from lostflops.watch.job import Happened, Now, RankNow
 
 LABEL = 12
@@ -65,7 +65,7 @@ def _lines(now: Now, run: str) -> Iterator[tuple[str, str, str]]:
     at = f" at {clock(now.at)}" if now.at else ""
     yield "", f"{shown(run)} · {count} · step {now.step:,}{at} · {state}{again}", "bold"
     if math.isfinite(now.steps_per_second):
-        speed = f"{now.steps_per_second:.3g} steps/s, median step {milliseconds(now.duration)}"
+        speed = f"{three_figures(now.steps_per_second)} steps/s, median step {milliseconds(now.duration)}"
         yield "speed", f"{speed} (last {now.recent} steps)  {spark(now.spark)}", ""
     if len(now.ranks) > 1:
         slowest = max(now.ranks, key=lambda rank: rank.longer)

@@ -16,7 +16,7 @@ import polars as pl
 from lostflops.finding import milliseconds, percent
 from lostflops.session import Answer
 from lostflops.store.trace import Trace
-from lostflops.units import written
+from lostflops.units import three_figures, written
 
 from .budget import Budget
 from .run import Run
@@ -111,7 +111,7 @@ def _steps_per_second(run: Run, spent: Budget | None, answers: Mapping[str, Answ
     if length is None:
         return None
     rate = 1e9 / length
-    said = f"{_figures(rate)} steps/s"
+    said = f"{three_figures(rate)} steps/s"
     if spent is None:  # beside a median, which rare pauses do not reach
         said += " (mean of the step log)"
     elif abs(spent.mean - length) > UNLIKE * length:  # not one over the step of the page
@@ -129,7 +129,7 @@ def _inputs(trace: Trace, counted: pl.DataFrame, steps_per_second: float) -> Ite
             found.what,
             rate,
             f"{found.what}/s",
-            f"{_figures(rate)} {found.what}/s per rank",
+            f"{three_figures(rate)} {found.what}/s per rank",
             f"{found.per_step:,} {found.what} per step: {found.operator} of {found.shape}",
             is_throughput=True,
         )
@@ -372,10 +372,3 @@ def lines(facts: Facts, on_host: bool) -> list[FactLine]:
         told.append(FactLine(label, text, may_be_cut=True))
         label = ""
     return [*told, *facts.roofs]
-
-
-def _figures(value: float) -> str:
-    """Three figures, without an exponent."""
-    if value >= 100:
-        return f"{float(f'{value:.3g}'):,.0f}"
-    return f"{value:.3g}"
