@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 import nsys_exports as nsys
 from kineto_files import call, kernel, operator, step, trace, written
@@ -55,3 +56,22 @@ def test_calls_within_each_other_keep_the_id_they_share() -> None:
     calls, work = pl.DataFrame(rows), pl.DataFrame({"start": [11], "end": [30], "correlation": [5]})
     told, (placed, nothing) = apart(calls, work, None)
     assert told.equals(calls) and placed is not None and placed.equals(work) and nothing is None
+
+
+@pytest.mark.parametrize(
+    "ids", [(1, 2**63 - 1), (2**63 - 1, 5), (2**63 - 1, -(2**63)), (-(2**63), 2**63 - 2)]
+)
+def test_new_ids_fit_where_those_that_are_there_are_as_large_as_can_be(
+    ids: tuple[int, int], tmp_path: Path
+) -> None:
+    """Two recordings of two calls: the four have ids of their own."""
+    rows = [
+        row
+        for at in (0, 1000)
+        for n, number in enumerate(ids)
+        for row in (call(at + 10 * n, 5, number), kernel(at + 30 + 40 * n, 40, number))
+    ]
+    (part,) = kineto.read(written(tmp_path / "rank0.json", trace(rows)), tmp_path / "out")
+    kernels = pl.read_parquet(f"{part.folder}/kernels.parquet")
+    assert kernels["launch_start"].to_list() == [0, 10_000, 1_000_000, 1_010_000]
+    assert kernels["correlation"].n_unique() == 4

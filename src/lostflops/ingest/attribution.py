@@ -6,6 +6,7 @@ call to the deepest operator that contains its start on its thread.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar, cast
 
 import numpy as np
@@ -98,13 +99,10 @@ def apart(launches: pl.DataFrame, *work: Rows) -> tuple[pl.DataFrame, list[Rows]
     )
     if shared.is_empty():
         return launches, list(work)
-    highest = max(int(t["correlation"].max() or 0) for t in (launches, *work) if t is not None)  # pyright: ignore[reportArgumentType]
-    uses = (
-        shared.group_by("correlation", "use")
-        .agg(pl.col("start").min())
-        .sort("correlation", "use")
-        .with_columns(new=pl.when(pl.col("use") > 0).then(highest + 1 + pl.int_range(pl.len())))
-        .with_columns(new=pl.coalesce("new", "correlation"))
+    uses = shared.group_by("correlation", "use").agg(pl.col("start").min()).sort("correlation", "use")
+    first = _free([t["correlation"] for t in (launches, *work) if t is not None], uses.height)
+    uses = uses.with_columns(
+        new=pl.when(pl.col("use") > 0).then(first + pl.int_range(pl.len())).otherwise("correlation")
     )
     own = shared.join(uses.select("correlation", "use", "new"), on=["correlation", "use"]).select(
         "row", "new"
@@ -116,6 +114,16 @@ def apart(launches: pl.DataFrame, *work: Rows) -> tuple[pl.DataFrame, list[Rows]
         .drop("row", "new")
     )
     return launches, [cast("Rows", None if rows is None else _by_last(rows, uses)) for rows in work]
+
+
+def _free(ids: Iterable[pl.Series], many: int) -> int:
+    """The first of so many ids in a row that nothing has: behind the highest where there is room."""
+    used = pl.concat(ids).drop_nulls().unique().sort()
+    highest, least, most = int(used[-1]), -(2**63), 2**63 - 1
+    if highest <= most - many:
+        return highest + 1
+    used = pl.concat([pl.Series([least]), used]).cast(pl.Int128)
+    return int(used[used.diff().arg_max() - 1]) + 1  # pyright: ignore[reportOptionalOperand]
 
 
 def _by_last(rows: pl.DataFrame, uses: pl.DataFrame) -> pl.DataFrame:

@@ -71,7 +71,8 @@ def waited_in_turn(given: Given) -> int:
     )
     by_last = told.group_by("last").agg(pl.col("waits").sum())["waits"]
     whole = int(by_last.sum())
-    return whole // max(1, given.num_steps) if by_last.max() < AS_A_RULE * whole else 0  # pyright: ignore[reportOperatorIssue]
+    most = int(by_last.max() or 0)  # pyright: ignore[reportArgumentType]
+    return whole // max(1, given.num_steps) if most < AS_A_RULE * whole else 0
 
 
 def _members_lack(given: Given) -> bool:
