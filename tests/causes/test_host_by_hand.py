@@ -122,11 +122,14 @@ def test_what_the_host_does_instead_is_named_in_the_claim() -> None:
     inside = [(0, PYTHON, "a.py(5): <listcomp> in a.py(3): f", 24)]
     (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), names=inside)
     assert told.claim.endswith("while the CPU runs Python: `<listcomp>` in `f` (6.00 ms).")
-    # Of what runs and what waits, the first is told.
+    # Both are told of what runs and what waits, the first first.
     (told,) = page(
         finding("host-busy-elsewhere", PYTHON, 10, claim), names=[*still, (0, PYTHON, "a.py(9): f", 23)]
     )
-    assert "while the CPU runs Python: " in told.claim
+    assert "while the CPU waits for another thread or process, or runs Python: `_thread" in told.claim
+    sleeps = [(0, PYTHON, "a.py(9): f", 25), (0, PYTHON, "time.sleep in a.py(3): g", 24)]
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), names=sleeps)
+    assert told.claim.endswith("runs Python, or sleeps: `f` (6.25 ms) and `time.sleep` in `g` (6.00 ms).")
 
 
 @pytest.mark.parametrize(

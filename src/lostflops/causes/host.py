@@ -115,13 +115,15 @@ def _named(page: PageFindings, finding: Finding) -> Finding:
 
 def _does(names: Sequence[str], told: float) -> str:
     """What the CPU does in the rows that a finding names, which are a share of its time."""
-    idle = {stands_still(name) for name in names}
-    if len(idle) == 1 and (same := idle.pop()) is not None:
+    idle = list(dict.fromkeys(map(stands_still, names)))
+    if len(idle) == 1 and idle[0] is not None:
         how_much = "" if told >= NEARLY_ALL else ", mostly" if told > MOSTLY else ", partly"
-        return f"{how_much} while the CPU {same}"
+        return f"{how_much} while the CPU {idle[0]}"
     if names and all(OPERATOR.match(name) for name in names):
         return " while the CPU runs operators on tensors of its own"
-    return f" while the CPU runs {'Python' if any('.py(' in name for name in names) else 'other code'}"
+    run = [name for name in names if stands_still(name) is None]
+    runs = f"runs {'Python' if any('.py(' in name for name in run) else 'other code'}"
+    return f" while the CPU {', or '.join(runs if still is None else still for still in idle or [None])}"
 
 
 def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
