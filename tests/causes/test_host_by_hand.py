@@ -268,6 +268,23 @@ def test_what_a_cpu_spends_in_short_pauses_under_many_names_is_what_operators_co
     assert pauses(16, 8)[0][0].startswith("Other code: `part 0`")
 
 
+def test_short_pauses_that_are_mostly_of_one_function_are_told_with_it() -> None:
+    """16 ms of 100 in two steps: 10 in `clip_each` under two names, 6 in the script itself."""
+    inside, script = "a.py(6): clip_each", "a.py(9): <module>"
+    names = [
+        (0, PYTHON, f"norm in {inside}", 12),
+        (0, PYTHON, inside, 8),
+        (0, PYTHON, f"mul in {script}", 12),
+    ]
+    ledger = [(0, step, account, ms) for step in range(2) for account, ms in (("compute", 84), (PYTHON, 16))]
+    other = finding("host-busy-elsewhere", PYTHON, 16, "Other code.")
+    (told,) = page(other, ledger=ledger, names=names, on_host=True)
+    assert told.claim.endswith("in the short pauses between operators, mostly in `clip_each`.")
+    assert told.next.startswith("Do the same in fewer operators inside `clip_each` (a.py:6): a larger batch")
+    (told,) = page(other, ledger=ledger, names=[names[0], (0, PYTHON, script, 14)], on_host=True)
+    assert told.claim.endswith("in the short pauses between operators.")
+
+
 def test_names_of_a_single_step_are_told_whole() -> None:
     (told,) = page(
         finding("other-finding", PYTHON, 10), ledger=[(0, 0, "compute", 100)], names=[(0, PYTHON, "a", 10)]

@@ -161,6 +161,8 @@ def test_the_user_s_functions_are_told_from_libraries(name: str, ours: bool) -> 
         ("<built-in method write of _io.BufferedWriter object>", "_io.BufferedWriter.write"),
         ("<built-in method run_backward of torch._C._EngineBase object at 0x7f>",
          "torch._C._EngineBase.run_backward"),
+        ("<built-in method tensor of type object at 0x7f0>", "torch.tensor"),
+        ("<built-in method fromkeys of type object at 0x7f0>", "fromkeys"),
         ("<function f at 0x7f00aa>", "<function f>"),
         ("aten::mm", "aten::mm"),
     ],

@@ -13,6 +13,7 @@ from lostflops.finding import Finding, milliseconds, percent
 from lostflops.naming.standing_still import WAITS as WAITS_FOR_OTHERS
 from lostflops.naming.standing_still import stands_still
 from lostflops.recipes.idle.gaps import over_steps
+from lostflops.recipes.stretch_names import is_users
 
 from .declared import BESIDE, SLOWED
 from .declared import LOGGING as LOGGING_INSIDE
@@ -62,6 +63,7 @@ WAITS_TOLD = 0.05  # of what a finding costs: waiting for others that is told wi
 SHARED_OUT = re.compile(r"more of it than the others|the most on rank|of it waiting for other ranks")
 OPERATOR = re.compile(r"^aten::\w+(?: in |$)")  # that computes on the CPU, where it takes long
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
+SCRIPT = "<module>"  # what a script does outside of functions: all of it
 
 
 def join_host(page: PageFindings) -> None:
@@ -181,14 +183,29 @@ def _between_operators(page: PageFindings) -> None:
     if not page.reaches(other.size, BETWEEN_FROM):
         page.drop(other)
         return
+    inside = _mostly_in(names, whole)
+    where = f", mostly in {without_place(spoken(inside))}" if inside else ""
     page.replace(
         other,
         replace(
             other,
-            claim=f"Nothing computes for {page.share(other.size)} in the short pauses between operators.",
-            next="Do the same in fewer operators: a larger batch, or `torch.compile`.",
+            claim=f"Nothing computes for {page.share(other.size)} in the short pauses between operators"
+            f"{where}.",
+            next=f"Do the same in fewer operators{f' inside {spoken(inside)}' if inside else ''}: a larger "
+            "batch, or `torch.compile`.",
         ),
     )
+
+
+def _mostly_in(names: Sequence[tuple[str, int]], whole: int) -> str:
+    """The user's function with more than half of a time, by the names of its parts; "" for none."""
+    inside = dict[str, int]()
+    for name, ns in names:
+        _, _, frame = name.rpartition(" in ")
+        if is_users(frame) and not frame.endswith(f": {SCRIPT}"):
+            inside[frame] = inside.get(frame, 0) + ns
+    most = max(inside, key=lambda frame: inside[frame], default="")
+    return most if 2 * inside.get(most, 0) > whole else ""
 
 
 def told_once(finding: Finding, given: Given) -> Finding:

@@ -68,6 +68,8 @@ _BUILT_IN = re.compile(
 )
 # Functions that Kineto names without the module which everybody names with them.
 _MODULES = {"sleep": "time.sleep", "collect": "gc.collect", "fsync": "os.fsync", "dump": "pickle.dump"}
+# What makes tensors of Python's numbers, one by one; other functions of torch are operators as well.
+_CREATES = frozenset({"tensor", "as_tensor", "asarray", "frombuffer"})
 
 
 def says_nothing(name: str) -> bool:
@@ -105,6 +107,8 @@ def spoken(name: str) -> str:
     if found is None:
         return text
     what, of = found.groups()
+    if of == "object":  # of a type that Python does not name: most are torch's own functions
+        return f"torch.{what}" if what in _CREATES else what
     return f"{of}.{what}" if of and of != "module" else _MODULES.get(what, what)
 
 

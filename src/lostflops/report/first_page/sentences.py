@@ -156,7 +156,9 @@ def steps(answers: Mapping[str, Answer]) -> Iterator[str]:
         assert isinstance(kept, float) and isinstance(alike, float)
         if abs(kept / usual - 1) > UNLIKE and alike >= OFTEN:
             size = "long" if kept > usual else "short"
-            text += f", that of recorded steps {milliseconds(kept)}: {percent(alike, 1)} of the others are as "
+            text += (
+                f", that of recorded steps {milliseconds(kept)}: {percent(alike, 1)} of the others are as "
+            )
             text += f"{size}"
         elif abs(kept / usual - 1) > UNLIKE:
             text += f". Recorded steps {unlike(kept, usual)} ({milliseconds(kept)}): read shares with care"
