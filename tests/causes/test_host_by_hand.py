@@ -285,6 +285,29 @@ def test_short_pauses_that_are_mostly_of_one_function_are_told_with_it() -> None
     assert told.claim.endswith("in the short pauses between operators.")
 
 
+def test_a_phase_is_not_one_thing_that_short_pauses_are_spent_on() -> None:
+    ledger = [(0, step, account, ms) for step in range(2) for account, ms in (("compute", 80), (PYTHON, 20))]
+    other = finding("host-busy-elsewhere", PYTHON, 20, "The CPU runs other code.")
+    for name, said in (("Optimizer.step#AdamW.step", "in the short pauses between operators."), ("f", "`f`")):
+        (told,) = page(other, ledger=ledger, names=[(0, PYTHON, name, 30)], on_host=True)
+        assert said in told.claim
+
+
+def test_what_a_function_spends_under_many_names_is_told_with_its_own() -> None:
+    """A copy in `sample` is spread over the functions of a library; `wait` only sleeps."""
+    claim = "The GPU idles 10.0 ms per step while the CPU runs other code."
+    copies = [(0, PYTHON, f"copy.py({n}): f in a.py(8): sample", 8) for n in range(3)]
+    others = [(0, PYTHON, "backward", 10), (0, PYTHON, "time.sleep in a.py(3): wait", 6)]
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), names=copies + others)
+    assert told.claim.endswith("while the CPU runs Python: `sample` (6.00 ms) and `backward` (2.50 ms).")
+    assert told.contributors == (
+        "`sample` (a.py:8) 6.00 ms",
+        "`backward` 2.50 ms",
+        "`time.sleep` in `wait` (a.py:3) 1.50 ms",
+    )
+    assert told.next.startswith("Make `sample` (a.py:8) cheaper")
+
+
 def test_names_of_a_single_step_are_told_whole() -> None:
     (told,) = page(
         finding("other-finding", PYTHON, 10), ledger=[(0, 0, "compute", 100)], names=[(0, PYTHON, "a", 10)]

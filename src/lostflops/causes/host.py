@@ -99,6 +99,8 @@ def _named(page: PageFindings, finding: Finding) -> Finding:
         return _saving_or_logging(named, parts)
     if finding.name != BY_NAME or not named.contributors:
         return named
+    parts = _by_function(parts)
+    named = made_of(replace(finding, rank=named.rank), ((spoken(name), ns) for name, ns in parts))
     largest = [(spoken(name), ns) for name, ns in parts[:2] if ns >= NAMED_FROM * finding.size]
     what = [f"{without_place(name)} ({milliseconds(ns)})" for name, ns in largest]
     told = sum(ns for _, ns in largest) / finding.size
@@ -113,6 +115,22 @@ def _named(page: PageFindings, finding: Finding) -> Finding:
             page.given.accounts.get(LOADING, 0) > 0,
         ),
     )
+
+
+def _by_function(parts: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Names with their time, the largest first; those in one function of the user's as one, where none of
+    them is most of it: a copy of a tree is spread over many functions of a library."""
+    inside = dict[str, list[tuple[str, int]]]()
+    for name, ns in parts:
+        frame = name.rpartition(" in ")[2]
+        one = is_users(frame) and not frame.endswith(f": {SCRIPT}")
+        inside.setdefault(frame if one else name, []).append((name, ns))
+    told = list[tuple[str, int]]()
+    for frame, some in inside.items():
+        whole = sum(ns for _, ns in some)
+        spread = len(some) > 1 and 2 * max(ns for _, ns in some) < whole
+        told += [(frame, whole)] if spread else some
+    return sorted(told, key=lambda part: (-part[1], part[0]))
 
 
 def _does(names: Sequence[str], told: float) -> str:
@@ -145,7 +163,7 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
             f"Move the tensors of {spoken(name)} to the GPU, or take it out of the step: onto a thread of "
             "its own, or done once for all steps."
         )
-    if FRAME.search(name) or not PHASE.search(name):
+    if _is_work(name):
         workers = "into the loader's workers, " if loads else ""
         return (
             f"Make {spoken(name)} cheaper, or take it out of the step: {workers}onto a thread of its own, or "
@@ -157,6 +175,11 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
         f"{spoken(name)} is a whole phase. To see which Python runs in it, record call stacks: "
         "`lostflops record --what cuda,shapes,python -- COMMAND`."
     )
+
+
+def _is_work(name: str) -> bool:
+    """Whether a name is of one thing that is done, and not of a phase that holds all that a step does."""
+    return FRAME.search(name) is not None or PHASE.search(name) is None
 
 
 def _saving_or_logging(finding: Finding, parts: list[tuple[str, int]]) -> Finding:
@@ -178,7 +201,8 @@ def _between_operators(page: PageFindings) -> None:
         return
     whole = given.accounts.get(OTHER_HOST, 0)
     names = names_of(page, OTHER_HOST)
-    if 2 * given.in_long_pauses >= whole * given.num_steps or (names and 2 * names[0][1] >= whole):
+    is_one = bool(names) and 2 * names[0][1] >= whole and _is_work(names[0][0])
+    if 2 * given.in_long_pauses >= whole * given.num_steps or is_one:
         return
     if not page.reaches(other.size, BETWEEN_FROM):
         page.drop(other)
