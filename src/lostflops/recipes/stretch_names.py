@@ -238,10 +238,9 @@ def _with_calls_as_one(asked: pl.DataFrame, rows: _Rows, users: Bool) -> _Rows:
     start, end = np.maximum(rows.start[row], first[of]), np.minimum(rows.end[row], last[of])
     short = (end - start) * TELLING < last[of] - first[of]
     held = np.flatnonzero(~short | own[row])
-    row, of, start, end, short = (values[held] for values in (row, of, start, end, short))
-    order = np.argsort(row, kind="stable")  # of two with the same times the outer one stands first
-    row, of, start, end, short = (values[order] for values in (row, of, start, end, short))
-    forest = intervals.nest(start, end, of)
+    held = held[np.argsort(row[held], kind="stable")]  # of two with the same times the outer one stands first
+    row, short = row[held], short[held]
+    forest = intervals.nest(start[held], end[held], of[held])
     row, short = row[forest.order], short[forest.order]
     start, end, of, text = forest.start, forest.end, forest.group, rows.text[row]
     place, groups = np.arange(len(row)), len(row)

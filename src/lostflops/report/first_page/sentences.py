@@ -190,7 +190,7 @@ def _pauses(answers: Mapping[str, Answer]) -> Iterator[str]:
     if "step_log_pauses" not in answers:
         return
     seen = answers["step_log_pauses"].table.filter(
-        (pl.col("share") > WORTH_SAYING) & ((pl.col("recorded") > 0) | (pl.col("recorded_steps") == 0))
+        (pl.col("share") > WORTH_SAYING) & ((pl.col("counted") > 0) | (pl.col("recorded_steps") == 0))
     )
     for row in (
         seen.sort("per_step", descending=True, maintain_order=True)
