@@ -210,7 +210,7 @@ def _next(pause: dict[str, Any]) -> str:
             "Keep the loader's workers from one epoch to the next (`persistent_workers=True`), or give it "
             "workers. "
         )
-        shows = f"`lostflops why RUN --steps {pause['recorded_step']}` shows one."
+        shows = f"`--steps {pause['recorded_step']}` shows one."
         return f"{keep if pause['cause'] == 'data' else ''}{shows}"
     at = pause["first_step"] + pause["period"]
     record = f"`lostflops record --steps {at - 1}-{at + 1} -- COMMAND`"
