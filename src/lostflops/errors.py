@@ -79,12 +79,14 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 class NothingThere(LostflopsError):
-    """A path that does not exist, or a pattern that matches nothing."""
+    """A path that does not exist, or a pattern that matches nothing; `instead` says what to give."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, instead: str = "") -> None:
         super().__init__(
             f"There is no file or folder at '{shown(path)}'.",
-            "give a trace file, a folder of traces, a glob in quotes, or a run made by `lostflops import`.",
+            instead
+            or "give a trace file, a folder of traces, a glob in quotes, or a run made by "
+            "`lostflops import`.",
         )
 
 

@@ -122,11 +122,14 @@ def test_what_the_host_does_instead_is_named_in_the_claim() -> None:
     inside = [(0, PYTHON, "a.py(5): <listcomp> in a.py(3): f", 24)]
     (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), names=inside)
     assert told.claim.endswith("while the CPU runs Python: `<listcomp>` in `f` (6.00 ms).")
-    # Of what runs and what waits, the first is told.
+    # Both are told of what runs and what waits, the first first.
     (told,) = page(
         finding("host-busy-elsewhere", PYTHON, 10, claim), names=[*still, (0, PYTHON, "a.py(9): f", 23)]
     )
-    assert "while the CPU runs Python: " in told.claim
+    assert "while the CPU waits for another thread or process, or runs Python: `_thread" in told.claim
+    sleeps = [(0, PYTHON, "a.py(9): f", 25), (0, PYTHON, "time.sleep in a.py(3): g", 24)]
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), names=sleeps)
+    assert told.claim.endswith("runs Python, or sleeps: `f` (6.25 ms) and `time.sleep` in `g` (6.00 ms).")
 
 
 @pytest.mark.parametrize(
@@ -276,6 +279,46 @@ def test_what_a_cpu_spends_in_short_pauses_under_many_names_is_what_operators_co
     assert pauses(16, long=16) == [("Other code.", "n")]
     assert pauses(16, 7) == [(claim.format(16), advice)]
     assert pauses(16, 8)[0][0].startswith("Other code: `part 0`")
+
+
+def test_short_pauses_that_are_mostly_of_one_function_are_told_with_it() -> None:
+    """16 ms of 100 in two steps: 10 in `clip_each` under two names, 6 in the script itself."""
+    inside, script = "a.py(6): clip_each", "a.py(9): <module>"
+    names = [
+        (0, PYTHON, f"norm in {inside}", 12),
+        (0, PYTHON, inside, 8),
+        (0, PYTHON, f"mul in {script}", 12),
+    ]
+    ledger = [(0, step, account, ms) for step in range(2) for account, ms in (("compute", 84), (PYTHON, 16))]
+    other = finding("host-busy-elsewhere", PYTHON, 16, "Other code.")
+    (told,) = page(other, ledger=ledger, names=names, on_host=True)
+    assert told.claim.endswith("in the short pauses between operators, mostly in `clip_each`.")
+    assert told.next.startswith("Do the same in fewer operators inside `clip_each` (a.py:6): a larger batch")
+    (told,) = page(other, ledger=ledger, names=[names[0], (0, PYTHON, script, 14)], on_host=True)
+    assert told.claim.endswith("in the short pauses between operators.")
+
+
+def test_a_phase_is_not_one_thing_that_short_pauses_are_spent_on() -> None:
+    ledger = [(0, step, account, ms) for step in range(2) for account, ms in (("compute", 80), (PYTHON, 20))]
+    other = finding("host-busy-elsewhere", PYTHON, 20, "The CPU runs other code.")
+    for name, said in (("Optimizer.step#AdamW.step", "in the short pauses between operators."), ("f", "`f`")):
+        (told,) = page(other, ledger=ledger, names=[(0, PYTHON, name, 30)], on_host=True)
+        assert said in told.claim
+
+
+def test_what_a_function_spends_under_many_names_is_told_with_its_own() -> None:
+    """A copy in `sample` is spread over the functions of a library; `wait` only sleeps."""
+    claim = "The GPU idles 10.0 ms per step while the CPU runs other code."
+    copies = [(0, PYTHON, f"copy.py({n}): f in a.py(8): sample", 8) for n in range(3)]
+    others = [(0, PYTHON, "backward", 10), (0, PYTHON, "time.sleep in a.py(3): wait", 6)]
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), names=copies + others)
+    assert told.claim.endswith("while the CPU runs Python: `sample` (6.00 ms) and `backward` (2.50 ms).")
+    assert told.contributors == (
+        "`sample` (a.py:8) 6.00 ms",
+        "`backward` 2.50 ms",
+        "`time.sleep` in `wait` (a.py:3) 1.50 ms",
+    )
+    assert told.next.startswith("Make `sample` (a.py:8) cheaper")
 
 
 def test_names_of_a_single_step_are_told_whole() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 import lostflops
 from lostflops.ingest.step_log import reader as step_logs
-from lostflops.report.first_page import page
-from lostflops.session import Session
+from lostflops.report.first_page import page, sentences
+from lostflops.session import Answer, Session
 
 
 def log(rank: int, steps: int, world: int = 2, window: tuple[int, ...] = ()) -> str:
@@ -155,3 +155,20 @@ def test_the_first_page_says_how_the_recorded_steps_compare(tmp_path: Path) -> N
     (folder / "node-0000" / "steps-00001-a0.jsonl").write_text(log(1, 3))
     table = lostflops.open(folder).table("step_log")
     assert table is not None and table.collect().height == 43, "a log that grows is read again"
+
+
+def test_recorded_steps_that_are_as_long_as_many_others_are_not_called_slower(tmp_path: Path) -> None:
+    """Every second step validates: the median of five recorded steps may be one that does."""
+    lines = [json.loads(line) for line in log(0, 40, world=1, window=(10, 11, 12)).splitlines()]
+    for line in lines:
+        if line.get("step"):
+            line["duration"] = (900, 20)[line["step"] % 2] * 10**6
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    answer = Session(lostflops.open(run(tmp_path, **{"00000_a0": text}))).run("step_log_summary")
+    assert isinstance(answer, Answer)
+    (told,) = list(sentences.steps({"step_log_summary": answer}))
+    assert told == (
+        "The step log has 40 steps; the median outside warm-up and recording is 20.0 ms (rank 0), that of "
+        "recorded steps 900 ms: 48.5 % of the others are as long."
+    )
+    assert answer.findings == ()

@@ -918,6 +918,14 @@ def test_on_a_cpu_only_rank_a_call_of_communication_waits_and_nothing_is_launch_
     ]
 
 
+def test_on_a_cpu_only_rank_reading_a_value_waits_for_no_device() -> None:
+    item = "<built-in method item of Tensor object at 0x7f11dcef5090>"
+    assert on_cpu(frames=[host(20, 90, "train.py(3): clip"), host(30, 41, item)]) == [
+        (20, 90, "idle.other_host_work")
+    ]
+    assert (30, 41, "idle.host_synchronisation") in causes(frames=[host(30, 41, item)])
+
+
 def test_on_a_gpu_rank_the_same_call_only_dispatches() -> None:
     assert (30, 41, "idle.launch_bound") in causes(operators=[host(30, 41, WAIT_TENSOR)])
 

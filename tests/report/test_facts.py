@@ -85,6 +85,26 @@ def test_utilisation_is_left_out_where_something_is_not_known(tmp_path: Path, ch
     )
 
 
+def test_tokens_are_those_that_are_learned_from(tmp_path: Path) -> None:
+    """A teacher, a reference model or a generation looks up tokens as well, with gradients off."""
+    tables = job()
+    for at, operator in enumerate(tables["operators"]):
+        operator["sequence"] = at
+    others = [
+        {"start": s * 20 * MS + 6, "end": s * 20 * MS + 9, "name": "aten::embedding", "phase": "forward"}
+        | {"shapes": json.dumps([[32000, 64], [4, width], [], []])}
+        for s in range(STEPS)
+        for width in (7, 8)
+    ]
+    tables["operators"] += others
+    found = facts(lostflops.why(made(tmp_path / "learns", tables)))["tokens_per_second_of_a_rank"]
+    assert found.value == pytest.approx(4 * 512 * 50)
+    assert found.basis == "2,048 tokens per step: aten::embedding of 4 × 512"
+    only = facts(lostflops.why(made(tmp_path / "only", tables | {"operators": others})))
+    assert only["tokens_per_second_of_a_rank"].value == pytest.approx(4 * 15 * 50)
+    assert only["tokens_per_second_of_a_rank"].basis == "60 tokens per step: aten::embedding of 2 shapes"
+
+
 def test_images_are_those_of_the_first_convolution(tmp_path: Path) -> None:
     tables = job()
     for operator in tables["operators"]:

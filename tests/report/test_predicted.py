@@ -113,6 +113,11 @@ def test_a_bound_below_the_replay_yields_to_it_within_the_step(replayed: int, bo
     assert told.ns_per_step == bound
 
 
+def test_no_prediction_reaches_above_the_bound() -> None:
+    (told,) = predicted([a_finding()], Replays({"even-work": PredictedGain(20 * MS, MS, 35 * MS)}))
+    assert told.predicted == PredictedGain(20 * MS, MS, 30 * MS)
+
+
 def test_a_refusal_or_an_unknown_leave_the_bound_alone() -> None:
     (told,) = predicted([a_finding()], Replays({"even-work": PredictedGain(refused="no")}))
     assert told.ns_per_step == 30 * MS

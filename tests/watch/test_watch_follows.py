@@ -189,7 +189,7 @@ def test_once_prints_the_page_and_ends_with_1_where_a_rank_is_behind(
 
 
 def test_a_folder_that_is_not_there_is_an_error_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(NothingThere, match="nowhere"):
+    with pytest.raises(NothingThere, match=r"nowhere'\.\nHint: give the folder that `lostflops record` made"):
         Watch(tmp_path / "nowhere")
 
 

@@ -62,4 +62,5 @@ def _with(finding: Finding, gain: PredictedGain, mean_step: float) -> Finding:
     bound = finding.ns_per_step
     if finding.gain == "at most" and not gain.refused:
         bound = min(max(bound, gain.ns), round(mean_step))
+        gain = replace(gain, high_ns=min(gain.high_ns, bound))
     return replace(finding, predicted=gain, ns_per_step=bound)

@@ -13,6 +13,7 @@ from lostflops.finding import Finding, milliseconds, percent
 from lostflops.naming.standing_still import WAITS as WAITS_FOR_OTHERS
 from lostflops.naming.standing_still import stands_still
 from lostflops.recipes.idle.gaps import over_steps
+from lostflops.recipes.stretch_names import is_users
 
 from .declared import BESIDE, SLOWED
 from .declared import LOGGING as LOGGING_INSIDE
@@ -64,6 +65,7 @@ WAITS_TOLD = 0.05  # of what a finding costs: waiting for others that is told wi
 SHARED_OUT = re.compile(r"more of it than the others|the most on rank|of it waiting for other ranks")
 OPERATOR = re.compile(r"^aten::\w+(?: in |$)")  # that computes on the CPU, where it takes long
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
+SCRIPT = "<module>"  # what a script does outside of functions: all of it
 
 
 def join_host(page: PageFindings) -> None:
@@ -99,6 +101,8 @@ def _named(page: PageFindings, finding: Finding) -> Finding:
         return _saving_or_logging(named, parts)
     if finding.name != BY_NAME or not named.contributors:
         return named
+    parts = _by_function(parts)
+    named = made_of(replace(finding, rank=named.rank), ((spoken(name), ns) for name, ns in parts))
     largest = [(spoken(name), ns) for name, ns in parts[:2] if ns >= NAMED_FROM * finding.size]
     what = [f"{without_place(name)} ({milliseconds(ns)})" for name, ns in largest]
     told = sum(ns for _, ns in largest) / finding.size
@@ -115,15 +119,33 @@ def _named(page: PageFindings, finding: Finding) -> Finding:
     )
 
 
+def _by_function(parts: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Names with their time, the largest first; those in one function of the user's as one, where none of
+    them is most of it: a copy of a tree is spread over many functions of a library."""
+    inside = dict[str, list[tuple[str, int]]]()
+    for name, ns in parts:
+        frame = name.rpartition(" in ")[2]
+        one = is_users(frame) and not frame.endswith(f": {SCRIPT}")
+        inside.setdefault(frame if one else name, []).append((name, ns))
+    told = list[tuple[str, int]]()
+    for frame, some in inside.items():
+        whole = sum(ns for _, ns in some)
+        spread = len(some) > 1 and 2 * max(ns for _, ns in some) < whole
+        told += [(frame, whole)] if spread else some
+    return sorted(told, key=lambda part: (-part[1], part[0]))
+
+
 def _does(names: Sequence[str], told: float) -> str:
     """What the CPU does in the rows that a finding names, which are a share of its time."""
-    idle = {stands_still(name) for name in names}
-    if len(idle) == 1 and (same := idle.pop()) is not None:
+    idle = list(dict.fromkeys(map(stands_still, names)))
+    if len(idle) == 1 and idle[0] is not None:
         how_much = "" if told >= NEARLY_ALL else ", mostly" if told > MOSTLY else ", partly"
-        return f"{how_much} while the CPU {same}"
+        return f"{how_much} while the CPU {idle[0]}"
     if names and all(OPERATOR.match(name) for name in names):
         return " while the CPU runs operators on tensors of its own"
-    return f" while the CPU runs {'Python' if any('.py(' in name for name in names) else 'other code'}"
+    run = [name for name in names if stands_still(name) is None]
+    runs = f"runs {'Python' if any('.py(' in name for name in run) else 'other code'}"
+    return f" while the CPU {', or '.join(runs if still is None else still for still in idle or [None])}"
 
 
 def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
@@ -143,7 +165,7 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
             f"Move the tensors of {spoken(name)} to the GPU, or take it out of the step: onto a thread of "
             "its own, or done once for all steps."
         )
-    if FRAME.search(name) or not PHASE.search(name):
+    if _is_work(name):
         workers = "into the loader's workers, " if loads else ""
         return (
             f"Make {spoken(name)} cheaper, or take it out of the step: {workers}onto a thread of its own, or "
@@ -155,6 +177,11 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
         f"{spoken(name)} is a whole phase. To see which Python runs in it, record call stacks: "
         "`lostflops record --what cuda,shapes,python -- COMMAND`."
     )
+
+
+def _is_work(name: str) -> bool:
+    """Whether a name is of one thing that is done, and not of a phase that holds all that a step does."""
+    return FRAME.search(name) is not None or PHASE.search(name) is None
 
 
 def _saving_or_logging(finding: Finding, parts: list[tuple[str, int]]) -> Finding:
@@ -176,19 +203,35 @@ def _between_operators(page: PageFindings) -> None:
         return
     whole = given.accounts.get(OTHER_HOST, 0)
     names = names_of(page, OTHER_HOST)
-    if 2 * given.in_long_pauses >= whole * given.num_steps or (names and 2 * names[0][1] >= whole):
+    is_one = bool(names) and 2 * names[0][1] >= whole and _is_work(names[0][0])
+    if 2 * given.in_long_pauses >= whole * given.num_steps or is_one:
         return
     if not page.reaches(other.size, BETWEEN_FROM):
         page.drop(other)
         return
+    inside = _mostly_in(names, whole)
+    where = f", mostly in {without_place(spoken(inside))}" if inside else ""
     page.replace(
         other,
         replace(
             other,
-            claim=f"Nothing computes for {page.share(other.size)} in the short pauses between operators.",
-            next="Do the same in fewer operators: a larger batch, or `torch.compile`.",
+            claim=f"Nothing computes for {page.share(other.size)} in the short pauses between operators"
+            f"{where}.",
+            next=f"Do the same in fewer operators{f' inside {spoken(inside)}' if inside else ''}: a larger "
+            "batch, or `torch.compile`.",
         ),
     )
+
+
+def _mostly_in(names: Sequence[tuple[str, int]], whole: int) -> str:
+    """The user's function with more than half of a time, by the names of its parts; "" for none."""
+    inside = dict[str, int]()
+    for name, ns in names:
+        _, _, frame = name.rpartition(" in ")
+        if is_users(frame) and not frame.endswith(f": {SCRIPT}"):
+            inside[frame] = inside.get(frame, 0) + ns
+    most = max(inside, key=lambda frame: inside[frame], default="")
+    return most if 2 * inside.get(most, 0) > whole else ""
 
 
 def told_once(finding: Finding, given: Given) -> Finding:

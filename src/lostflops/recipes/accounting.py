@@ -550,6 +550,8 @@ def _host_claims(
         names, named = by_name(here["name"])
         causes = causes_of(names, row)
         of = np.array([CLAIMING.index(f"idle.{cause}") if cause else -1 for cause in causes], np.int64)[named]
+        # What waits for a device waits for nothing where there is none.
+        of[(of == CLAIMING.index(SYNCHRONISED)) & np.isin(times[0], hosts)] = CLAIMING.index(OTHER_HOST)
         proven = np.flatnonzero(of >= 0)
         claim(of[proven], [column[proven] for column in times])
         if row == "launch":

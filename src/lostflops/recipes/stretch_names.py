@@ -3,8 +3,9 @@
 A row tells a stretch when it covers at least half of it; of those the deepest says most. Where the rows
 inside it tell more than it does, though none of them half, the stretch is cut where they begin and end, and
 each part is named by itself. Rows of less than a tenth of a stretch are not looked at, so a loop keeps the
-name of its function however many operators it calls. A stretch that no row covers is cut at the outermost
-rows in it.
+name of its function however many operators it calls; but short calls of one function of the user's count as
+one from the first to the last, where they fill half of that. A stretch that no row covers is cut at the
+outermost rows in it.
 
 A name is what ran and the deepest function of the user's around it, where the two differ: 'time.sleep in
 train.py(16): step'. What stands between them, and what every call passes through, is left out.
@@ -67,6 +68,8 @@ _BUILT_IN = re.compile(
 )
 # Functions that Kineto names without the module which everybody names with them.
 _MODULES = {"sleep": "time.sleep", "collect": "gc.collect", "fsync": "os.fsync", "dump": "pickle.dump"}
+# What makes tensors of Python's numbers, one by one; other functions of torch are operators as well.
+_CREATES = frozenset({"tensor", "as_tensor", "asarray", "frombuffer"})
 
 
 def says_nothing(name: str) -> bool:
@@ -104,6 +107,8 @@ def spoken(name: str) -> str:
     if found is None:
         return text
     what, of = found.groups()
+    if of == "object":  # of a type that Python does not name: most are torch's own functions
+        return f"torch.{what}" if what in _CREATES else what
     return f"{of}.{what}" if of and of != "module" else _MODULES.get(what, what)
 
 
@@ -118,7 +123,9 @@ def named(stretches: pl.DataFrame, rows: Sequence[pl.DataFrame]) -> pl.DataFrame
     lanes = lanes.with_columns(pl.col("_lane").cast(pl.Int64))
     asked = stretches.with_row_index("_asked").join(lanes, on=LANE, how="left").sort("_lane", "start")
     did, texts = _rows(asked, rows, lanes)
-    parts = _parts(asked, did, np.array([is_users(text) for text in texts], dtype=np.bool_))
+    users = np.array([is_users(text) for text in texts], dtype=np.bool_)
+    did = _with_calls_as_one(asked, did, users)
+    parts = _parts(asked, did, users)
     found = pl.DataFrame(
         {
             "_asked": parts.asked,
@@ -211,6 +218,63 @@ def _rows(
         kept.append([start, end, lane, text, tells])
     empty: Sequence[npt.NDArray[Any]] = (*[np.zeros(0, np.int64)] * 4, np.zeros(0, np.bool_))
     return _Rows(*(np.concatenate(some) for some in zip(empty, *kept, strict=True))), list(texts)
+
+
+def _with_calls_as_one(asked: pl.DataFrame, rows: _Rows, users: Bool) -> _Rows:
+    """`rows`, and one more for the short calls of a user's function from one place in a stretch.
+
+    A loop of a library, such as a loader's over the samples of a batch, would else hide what it calls. A
+    place is a row of a tenth and more, or the short calls of a function which stand for one themselves.
+    """
+    first, last, lane = (asked[c].to_numpy() for c in ("start", "end", "_lane"))
+    own = users[rows.text]
+    if not own.any():
+        return rows
+    some = np.flatnonzero(own | rows.tells)
+    one = intervals.at_most(lane, last, rows.lane[some], rows.start[some])
+    other = intervals.at_most(lane, first, rows.lane[some], rows.end[some] - 1) - 1
+    apart = other > one
+    row, of = np.r_[some, some[apart]], np.r_[one, other[apart]]
+    start, end = np.maximum(rows.start[row], first[of]), np.minimum(rows.end[row], last[of])
+    short = (end - start) * TELLING < last[of] - first[of]
+    held = np.flatnonzero(~short | own[row])
+    held = held[np.argsort(row[held], kind="stable")]  # of two with the same times the outer one stands first
+    row, short = row[held], short[held]
+    forest = intervals.nest(start[held], end[held], of[held])
+    row, short = row[forest.order], short[forest.order]
+    start, end, of, text = forest.start, forest.end, forest.group, rows.text[row]
+    place, groups = np.arange(len(row)), len(row)
+    by_depth = np.argsort(forest.depth, kind="stable")
+    levels = np.searchsorted(forest.depth[by_depth], np.arange(int(forest.depth.max(initial=-1)) + 2))
+    for low, high in itertools.pairwise(levels.tolist()):
+        at = by_depth[low:high]
+        at = at[short[at]]
+        parent = forest.parent[at]
+        within = np.where(parent >= 0, place[parent], -1 - of[at])
+        _, same = np.unique(np.stack((within, text[at])), axis=1, return_inverse=True)
+        place[at] = groups + same.ravel()
+        groups += int(same.max(initial=-1)) + 1
+    calls = np.flatnonzero(short)
+    group = place[calls]
+    order = np.lexsort((start[calls], group))
+    calls, group = calls[order], group[order]
+    begins = np.flatnonzero(np.r_[True, group[1:] != group[:-1]][: len(group)])
+    if not len(begins):
+        return rows
+    ends = np.r_[begins[1:], len(group)] - 1
+    spent = np.add.reduceat((end - start)[calls], begins)
+    opens, closes = start[calls[begins]], np.maximum.reduceat(end[calls], begins)
+    stretch = of[calls[begins]]
+    kept = (ends > begins) & (2 * spent >= closes - opens)
+    kept &= (closes - opens) * TELLING >= (last - first)[stretch]
+    made = calls[begins[kept]]
+    return _Rows(
+        np.r_[rows.start, opens[kept]],
+        np.r_[rows.end, closes[kept]],
+        np.r_[rows.lane, lane[of[made]]],
+        np.r_[rows.text, text[made]],
+        np.r_[rows.tells, np.ones(len(made), np.bool_)],
+    )
 
 
 def _parts(asked: pl.DataFrame, rows: _Rows, users: Bool) -> _Parts:

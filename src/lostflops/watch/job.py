@@ -113,7 +113,7 @@ class Watch:
     def __post_init__(self) -> None:
         """Raises NothingThere where the run has no folder."""
         if not self.run.is_dir():
-            raise NothingThere(self.run)
+            raise NothingThere(self.run, "give the folder that `lostflops record` made for the job.")
         self.tails = Tails(self.run)
 
     def look(self, now: float | None = None) -> list[Happened]:

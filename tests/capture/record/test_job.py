@@ -139,6 +139,7 @@ def test_os_exit_loses_the_open_window_only(tmp_path: Path) -> None:
         "nothing was recorded: the job ended with status 5 in its step 7, while the window was open"
         in recorded.said
     )
+    assert "Hint: `--steps 3-6`\n" in recorded.said
     assert len(recorded.steps()) == 7
 
 

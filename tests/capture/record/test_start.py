@@ -124,15 +124,16 @@ cli.main()
 def test_a_job_without_torch_and_one_that_crashes_in_its_import(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    assert ("nothing was recorded: no Python process of it imported torch.optim") in job(
-        tmp_path / "a", "pass"
-    ).said
+    said = job(tmp_path / "a", "pass").said
+    assert "nothing was recorded: no Python process of it imported torch.optim\n" in said
+    assert "Hint: only PyTorch is recorded: give the command that starts it" in said
     crashed = job(tmp_path / "b", "import no_such_module")
     assert crashed.status == 1
     assert "No module named 'no_such_module'" in crashed.said
     assert (
         "nothing was recorded: the job ended with status 1, and no Python process of it imported"
     ) in crashed.said
+    assert "Hint: the job's own output, above, says why it ended" in crashed.said
 
 
 def test_a_job_that_makes_no_step_or_too_few(tmp_path: Path) -> None:

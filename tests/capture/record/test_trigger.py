@@ -104,7 +104,7 @@ while not os.path.exists('stop'): model(torch.randn(4, 8)); time.sleep(.001)
 
 
 def test_what_cannot_be_asked_is_said(tmp_path: Path) -> None:
-    with pytest.raises(NothingThere):
+    with pytest.raises(NothingThere, match="give the folder that `lostflops record` made, or the id"):
         trigger.record(str(tmp_path / "none"), FIVE, None, None)
     with pytest.raises(BadOption, match="not the folder of a job recorded"):
         trigger.record(str(tmp_path), FIVE, None, None)

@@ -222,7 +222,12 @@ def _steps(outcome: Outcome) -> str:
     return f"step {shown}" if len(named) == 1 and "-" not in shown else f"steps {shown}"
 
 
+ITS_OUTPUT = "Hint: the job's own output, above, says why it ended"
+
+
 def amount(size: int) -> str:
+    if size < 1e6:
+        return f"{size / 1e3:.0f} kB"
     return f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.2f} GB"
 
 
@@ -282,7 +287,8 @@ def _nothing(outcome: Outcome) -> list[str]:
             why = f"before the window opened: --delay is {recording.delay:g} s"
             return [f"nothing was recorded: the job {ended} after {steps}, {why}", "Hint: shorten --delay"]
         if made > first:
-            return [f"nothing was recorded: the job {ended} in its step {made}, while the window was open"]
+            why = f"the job {ended} in its step {made}, while the window was open"
+            return [f"nothing was recorded: {why}", advice]
         return [
             (
                 f"nothing was recorded: the job {ended} after {steps}, before step {first}, where "
@@ -292,7 +298,7 @@ def _nothing(outcome: Outcome) -> list[str]:
         ]
     if run_folder.SEEN_TORCH in seen:
         if outcome.status:
-            return [f"nothing was recorded: the job {ended} before its first step"]
+            return [f"nothing was recorded: the job {ended} before its first step", ITS_OUTPUT]
         if recording.step_on:
             batches = recording.step_on.function is None
             what = "no DataLoader returned a batch" if batches else f"{recording.step_on} was never called"
@@ -309,7 +315,12 @@ def _nothing(outcome: Outcome) -> list[str]:
         ]
     if run_folder.SEEN_PYTHON in seen:
         why = f"the job {ended}, and " if outcome.status else ""
-        return [f"nothing was recorded: {why}no Python process of it imported torch.optim"]
+        return [
+            f"nothing was recorded: {why}no Python process of it imported torch.optim",
+            ITS_OUTPUT
+            if outcome.status
+            else "Hint: only PyTorch is recorded: give the command that starts it",
+        ]
     return [
         (
             f"nothing was recorded: no Python process of the job started with "

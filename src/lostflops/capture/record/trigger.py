@@ -64,7 +64,9 @@ def record(target: str, request: on_demand.Request, ranks: Ranges | None, output
         run = Path(target)
         if not (run / run_folder.BOOT / run_folder.RECORDER).is_dir():
             if not run.exists():
-                raise NothingThere(run)
+                raise NothingThere(
+                    run, "give the folder that `lostflops record` made, or the id of a process."
+                )
             raise BadOption(
                 f"'{shown(run)}' is not the folder of a job recorded by `lostflops record`.",
                 "give that folder, or the id of a process of the job.",

@@ -116,7 +116,7 @@ def _unlike(before: Side, after: Side, first: Setup, second: Setup) -> Iterator[
         elif first.work.per_step != second.work.per_step:
             yield (
                 f"a step of a rank takes in {first.work.per_step:,} {first.work.what} before "
-                f"({first.work.shape}) and {second.work.per_step:,} after ({second.work.shape})"
+                f"({first.work.shapes}) and {second.work.per_step:,} after ({second.work.shapes})"
             )
     elif first.shapes and second.shapes and not first.shapes.keys() & second.shapes.keys():
         yield "no matrix product has the same shape in both: model, batch or sequence length differ"
@@ -211,7 +211,7 @@ def _logs(side: Side) -> Iterator[Mapping[str, Any]]:
 
 def _of_the_work(side: Side, work: Inputs | None, micro: int | None) -> Iterator[tuple[str, str]]:
     if work is not None:
-        yield f"{work.what} per step of a rank", f"{work.per_step:,} ({work.shape})"
+        yield f"{work.what} per step of a rank", f"{work.per_step:,} ({work.shapes})"
     if micro:
         yield "backward passes per step", f"{micro}"
     if not side.missing and (mix := _precisions(side)):

@@ -45,7 +45,7 @@ def read(path: Path, edit: str = "") -> PredictedChange:
     try:
         document: Any = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise NothingThere(path) from error
+        raise NothingThere(path, "write one: `lostflops whatif RUN EDIT --json F`.") from error
     except OSError as error:
         raise NoPrediction(f"'{shown(path)}' could not be read: {error.strerror}.") from error
     except (ValueError, RecursionError):

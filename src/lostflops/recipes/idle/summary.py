@@ -86,6 +86,37 @@ from .host_at_it import TIMES, covered, host_at_it
                 }
             ],
         ),
+        Example(
+            "on a CPU, 15 ns of Python around an operator and 32 of the loader: each can save what it idles",
+            given={
+                "steps": [{"start": 0, "end": 100}],
+                "kernels": [{"start": 40, "end": 93, "launch_start": 40, "thread": 7}],
+                "ranges": [
+                    {
+                        "start": 0,
+                        "end": 32,
+                        "thread": 7,
+                        "name": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+                    }
+                ],
+                "frames": [{"start": 0, "end": 100, "thread": 7, "name": "train.py(3): step"}],
+                "ranks": [{"world_size": 1, "device_kind": "cpu", "main_thread": 7}],
+            },
+            expect=[
+                {
+                    "account": account,
+                    "per_step": own,
+                    "host_per_step": host,
+                    "step_share": own / 100,
+                    "steps": 1,
+                    "most_on": 0,
+                    "most": own,
+                    "on_host": True,
+                    "at_most": own,
+                }
+                for account, own, host in (("idle.data_loading", 32, 32), ("idle.other_host_work", 15, 68))
+            ],
+        ),
     ],
 )
 def idle_summary(
@@ -103,7 +134,8 @@ def idle_summary(
     time in which its host is at it and the time in which the rank waits for others. What the host does while
     the device is busy counts, because without it the host would run ahead and hide other gaps. Where all
     ranks of the job are here it is no more than the time in which any of them is at it, for the chain passes
-    one rank at a time. And the work of the busiest stream remains.
+    one rank at a time. And the work of the busiest stream remains. On a CPU where one thread computes, what
+    it does between its operators is hidden by nothing: only the idle time itself and the waits count.
 
     What removes launches, such as a CUDA graph, removes the Python between them as well: the host counts as
     launching whenever it is not at a cause with a name of its own.
@@ -118,7 +150,10 @@ def idle_summary(
         .agg(bubble=pl.col("ns").sum())
     )
     removable = [account.name for account in IDLE if account.loss and account.loss.removable]
-    bound = pl.min_horizontal(pl.col("host") + pl.col("waits"), "anywhere", "beside")
+    # Where one thread computes, nothing runs beside it that could hide what it does between its operators.
+    alone = pl.col("on_host") & (pl.col("beside") <= pl.col("own").sum().over("rank"))
+    at_it = pl.when(alone).then("own").otherwise("host")
+    bound = pl.min_horizontal(at_it + pl.col("waits"), "anywhere", "beside")
     asked = counted.collect()
     asked = asked.hstack([_waits(asked, communication_matches)]).lazy()
     asked = asked.join(own.select("account").unique(), how="cross").collect()
@@ -141,6 +176,7 @@ def idle_summary(
             most=pl.col("own").sum() // pl.len(),
         )
         .join(busiest_stream.select("rank", "beside"), on="rank", how="left")
+        .join(ranks.select("rank", on_host=HOST_ONLY), on="rank", how="left")
         .with_columns(at_most=pl.when(pl.col("account").is_in(removable)).then(bound))
         .sort("account", "most", "rank", descending=[False, True, False])
     )

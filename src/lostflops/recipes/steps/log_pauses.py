@@ -49,6 +49,8 @@ def _log(pause: int) -> list[Any]:
         "cause": Name("what takes at least half of it: checkpoint, data or garbage; null for none of them"),
         "recorded": Count("how many of the steps with it were recorded in full"),
         "recorded_steps": Count("how many steps were recorded in full"),
+        "counted": Count("how many of those recorded ones count in the page's means"),
+        "recorded_step": Id("the first of those recorded ones; null for none"),
         "last_step": Id("the last step that was logged with it"),
     },
     plot=Bars(x="period", y=("per_step",)),
@@ -69,21 +71,42 @@ def _log(pause: int) -> list[Any]:
                     "cause": "checkpoint",
                     "recorded": 0,
                     "recorded_steps": 3,
+                    "counted": 0,
+                    "recorded_step": None,
                     "last_step": 28,
                 }
             ],
         ),
+        Example(
+            "step 10 was recorded with it, and left out of the means as an outlier",
+            given={
+                "step_log": [row | {"recorded": 8 <= row["step"] <= 12} for row in _log(900)],
+                "steps": [
+                    {"step": step, "start": 100 * step, "end": 100 * step + 100, "complete": True}
+                    | {"left_out": "outlier" if step == 10 else None}
+                    for step in range(8, 13)
+                ],
+            },
+            expect=[{"rank": 0, "period": 6, "recorded": 1, "counted": 0, "recorded_step": 10}],
+        ),
         Example("no step is longer than the others", given={"step_log": _log(0)}, expect=[]),
     ],
 )
-def step_log_pauses(step_log: StepLog) -> pl.LazyFrame:
+def step_log_pauses(step_log: StepLog, counted_steps: pl.LazyFrame | None) -> pl.LazyFrame:
     """Find steps that are longer than the others at a fixed distance, as where a checkpoint is saved.
 
     A pause counts when a lower quarter of its steps is longer than nearly all others, so that a few long
     steps at any distance are none. First steps, steps recorded in full and the one before them, in which the
     profiler is prepared, are no evidence for or against a pause.
     """
-    logged = step_log.sort("rank", "step").collect()
+    logged = step_log.sort("rank", "step")
+    if counted_steps is None:
+        logged = logged.with_columns(counted="recorded")
+    else:
+        counts = counted_steps.select("rank", "step", counted=pl.lit(True)).unique()
+        logged = logged.join(counts, on=["rank", "step"], how="left", maintain_order="left")
+        logged = logged.with_columns(counted=pl.col("recorded") & pl.col("counted").fill_null(False))
+    logged = logged.collect()
     rows = [
         row
         for (rank,), mine in logged.partition_by("rank", as_dict=True).items()
@@ -97,7 +120,7 @@ def step_log_pauses(step_log: StepLog) -> pl.LazyFrame:
 _SCHEMA = {
     "rank": pl.Int32, "period": pl.Int64, "first_step": pl.Int64, "times": pl.Int64, "longer": pl.Int64,
     "usual": pl.Int64, "per_step": pl.Int64, "share": pl.Float64, "cause": pl.String, "recorded": pl.Int64,
-    "recorded_steps": pl.Int64, "last_step": pl.Int64,
+    "recorded_steps": pl.Int64, "counted": pl.Int64, "recorded_step": pl.Int64, "last_step": pl.Int64,
 }  # fmt: skip
 
 
@@ -125,6 +148,8 @@ def _found(rank: object, log: pl.DataFrame) -> Iterator[dict[str, Any]]:
             "cause": cause,
             "recorded": int(with_it["recorded"].sum()),
             "recorded_steps": int(log["recorded"].sum()),
+            "counted": int(with_it["counted"].sum()),
+            "recorded_step": with_it.filter("recorded")["step"].min(),
             "last_step": with_it["step"].max(),
         }
 
@@ -138,19 +163,35 @@ def _found(rank: object, log: pl.DataFrame) -> Iterator[dict[str, Any]]:
 )
 def a_pause_was_not_recorded(table: pl.DataFrame) -> Iterator[Finding]:
     """What the recorded steps show is told by the ledger; this is about pauses that none of them has."""
-    unseen = table.filter(
-        (pl.col("share") > WORTH_SAYING) & (pl.col("recorded") == 0) & (pl.col("recorded_steps") > 0)
-    )
+    unseen = table.filter((pl.col("recorded") == 0) & (pl.col("recorded_steps") > 0))
+    yield from _told(unseen, "pause-not-recorded", "The recorded steps have no such pause.", table)
+
+
+@step_log_pauses.finding(
+    name="pause-left-out",
+    also=tuple(REMEDY_OF.values()),
+    verdict=Verdict(
+        "Held up in steps that the mean leaves out", "pauses that the other recorded steps lack", outside=True
+    ),
+)
+def a_pause_is_left_out(table: pl.DataFrame) -> Iterator[Finding]:
+    """One long step of a few looks like an outlier; the log knows that it comes back."""
+    unseen = table.filter((pl.col("recorded") > 0) & (pl.col("counted") == 0))
+    yield from _told(unseen, "pause-left-out", "The mean of the recorded steps leaves it out.", table)
+
+
+def _told(unseen: pl.DataFrame, finding: str, where: str, table: pl.DataFrame) -> Iterator[Finding]:
+    unseen = unseen.filter(pl.col("share") > WORTH_SAYING)
     # Ranks pause together: the one that pays most is told.
     for (period,), alike in unseen.partition_by("period", as_dict=True, maintain_order=True).items():
         worst = alike.sort("per_step", descending=True, maintain_order=True).row(0, named=True)
         first = worst["first_step"]
         does = CAUSES.get(worst["cause"], "")
         yield Finding(
-            name="pause-not-recorded",
+            name=finding,
             claim=f"Every {ordinal(period)} step is {milliseconds(worst['longer'])} longer"
             f"{f' ({does})' if does else ''}: {milliseconds(worst['per_step'])} per step, "
-            f"{percent(worst['share'], 1)} of the job's step time. The recorded steps have no such pause.",
+            f"{percent(worst['share'], 1)} of the job's step time. {where}",
             gain="unknown",
             cost_per_step=worst["per_step"],
             evidence=(
@@ -164,6 +205,13 @@ def a_pause_was_not_recorded(table: pl.DataFrame) -> Iterator[Finding]:
 
 
 def _next(pause: dict[str, Any]) -> str:
+    if pause["recorded_step"] is not None:
+        keep = (
+            "Keep the loader's workers from one epoch to the next (`persistent_workers=True`), or give it "
+            "workers. "
+        )
+        shows = f"`--steps {pause['recorded_step']}` shows one."
+        return f"{keep if pause['cause'] == 'data' else ''}{shows}"
     at = pause["first_step"] + pause["period"]
     record = f"`lostflops record --steps {at - 1}-{at + 1} -- COMMAND`"
     if pause["cause"] == "checkpoint":

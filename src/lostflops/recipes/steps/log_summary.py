@@ -15,6 +15,8 @@ from lostflops.tables import StepLog
 WARM_UP = 3  # first steps, in which a job still builds its caches
 ENOUGH = 3  # steps that a median is taken of
 UNLIKE = 0.25  # more than recording costs
+NEAR = 0.1  # of the recorded steps' median: others that close are as long
+OFTEN = 0.25  # of the others, as long as the recorded ones: steps are of several kinds, and nothing is unlike
 WORTH_SAYING = 0.05  # of step time
 MOST_NAMED = 12
 
@@ -40,6 +42,10 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
         "mean": Typical("mean duration of the others after the first three"),
         "recorded_median": Typical("median duration of the recorded ones; null for fewer than three"),
         "longer": Ratio("recorded_median / median - 1"),
+        "alike": Share(
+            "others that are about as long as recorded_median or longer where that is above their median, "
+            "about as short or shorter where it is below"
+        ),
         "longest": Typical("longest of the others after the first three"),
         "longest_step": Id("its number; of several the first"),
         "data": Time(
@@ -73,6 +79,7 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
                     "mean": 50,
                     "recorded_median": 55,
                     "longer": 0.375,
+                    "alike": 0.2,
                     "longest": 100,
                     "longest_step": 5,
                     "data": 10,
@@ -84,11 +91,23 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
             ],
         ),
         Example(
+            "every second step validates: the recorded ones are as long as four of nine others",
+            given={
+                "step_log": _log(
+                    *((step, (20, 80)[step % 2], 0, 9 <= step <= 11) for step in range(4, 17)),
+                )
+            },
+            expect=[
+                {"rank": 0, "world_size": 1, "steps": 13, "recorded": 3, "median": 20, "mean": 46}
+                | {"recorded_median": 80, "longer": 3.0, "alike": 4 / 9, "longest": 80, "longest_step": 5}
+            ],
+        ),
+        Example(
             "of too few steps no median is taken",
             given={"step_log": _log((0, None, 0, False), (1, 7, 1, True), (2, 9, 1, True))},
             expect=[
                 {"rank": 0, "world_size": 1, "steps": 3, "recorded": 2, "median": None, "mean": None}
-                | {"recorded_median": None, "longer": None, "longest": None, "data": None}
+                | {"recorded_median": None, "longer": None, "alike": None, "longest": None, "data": None}
                 | {
                     "data_share": None,
                     "recorded_data_share": 2 / 16,
@@ -115,7 +134,9 @@ def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
         & ~before_window.over("rank", order_by="step"),
     )  # fmt: skip
     other, recorded = pl.col("duration").filter("_other"), pl.col("duration").filter("_recorded")
-    spent, kept = other.sum(), recorded.sum()
+    spent, kept, usual = other.sum(), recorded.sum(), recorded.median()
+    alike = pl.when(usual >= other.median()).then((other >= (1 - NEAR) * usual).mean())
+    alike = alike.otherwise((other <= (1 + NEAR) * usual).mean())
     data, saving = pl.col("data").filter("_other").sum(), pl.col("checkpoint").filter("_other").sum()
     return (
         ordered.group_by("rank", maintain_order=True)
@@ -126,6 +147,7 @@ def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
             median=pl.when(other.len() >= ENOUGH).then(other.median()).round().cast(pl.Int64),
             mean=pl.when(other.len() > 0).then(spent // other.len()).cast(pl.Int64),
             recorded_median=pl.when(recorded.len() >= ENOUGH).then(recorded.median()).round().cast(pl.Int64),
+            alike=pl.when((other.len() >= ENOUGH) & (recorded.len() >= ENOUGH)).then(alike),
             longest=other.max(),
             longest_step=pl.col("step").filter(pl.col("_other") & (pl.col("duration") == other.max())).min(),
             data=pl.when(other.len() > 0).then(data // other.len()).cast(pl.Int64),
@@ -168,7 +190,7 @@ def ranks_never_reported(table: pl.DataFrame) -> Iterator[Finding]:
     none_known="It is about the recording, not about the job: record other steps.",
 )
 def unlike_the_others(table: pl.DataFrame) -> Iterator[Finding]:
-    unlike = table.filter(pl.col("longer").abs() > UNLIKE).sort(
+    unlike = table.filter((pl.col("longer").abs() > UNLIKE) & (pl.col("alike") < OFTEN)).sort(
         pl.col("longer").abs(), descending=True, maintain_order=True
     )
     if unlike.is_empty():

@@ -130,19 +130,19 @@ def _inputs(trace: Trace, counted: pl.DataFrame, steps_per_second: float) -> Ite
             rate,
             f"{found.what}/s",
             f"{three_figures(rate)} {found.what}/s per rank",
-            f"{found.per_step:,} {found.what} per step: {found.operator} of {found.shape}",
+            f"{found.per_step:,} {found.what} per step: {found.operator} of {found.shapes}",
             is_throughput=True,
         )
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a step of a rank takes in: how many tokens or images, and in what shape."""
+    """What a step of a rank takes in: how many tokens or images, and in what shape or in how many."""
 
     what: str
     per_step: int
     operator: str
-    shape: str
+    shapes: str
 
 
 def inputs(trace: Trace, counted: pl.DataFrame) -> Inputs | None:
@@ -156,7 +156,7 @@ def inputs(trace: Trace, counted: pl.DataFrame) -> Inputs | None:
             name.is_in(["aten::embedding", "aten::conv2d"])
             & pl.col("phase").cast(pl.String).is_in(["forward"]).fill_null(True)
         )
-        .select("rank", "start", name, shapes)
+        .select("rank", "start", name, shapes, "sequence")
         .sort("rank", "start")
         .collect()
     )
@@ -175,7 +175,11 @@ def inputs(trace: Trace, counted: pl.DataFrame) -> Inputs | None:
 
 
 def _per_step(calls: pl.DataFrame, size: Any) -> tuple[int, str] | None:
-    """How many inputs a step of a rank takes, and in what shape, where all steps and ranks take the same."""
+    """How many inputs a step of a rank takes, and in what shapes, where all steps and ranks take the same.
+
+    What runs with gradients off (a teacher, a reference model, generation) takes in what another call learns
+    from, or makes it: it counts only where nothing is learned.
+    """
     if calls.is_empty():
         return None
     kinds = calls["shapes"].unique().drop_nulls().to_list()
@@ -184,9 +188,11 @@ def _per_step(calls: pl.DataFrame, size: Any) -> tuple[int, str] | None:
         return None
     widest = max(weight for weight, _, _ in known.values())
     numbers = {shapes: number for shapes, (weight, number, _) in known.items() if weight == widest}
+    calls = calls.filter(pl.col("shapes").is_in(list(numbers)))
+    learned = calls.drop_nulls("sequence")
+    calls = calls if learned.is_empty() else learned
     each = (
-        calls.filter(pl.col("shapes").is_in(list(numbers)))
-        .with_columns(_number=pl.col("shapes").replace_strict(numbers, return_dtype=pl.Int64))
+        calls.with_columns(_number=pl.col("shapes").replace_strict(numbers, return_dtype=pl.Int64))
         .group_by("rank", "step")
         .agg(pl.col("_number").sum())["_number"]
     )
@@ -194,8 +200,8 @@ def _per_step(calls: pl.DataFrame, size: Any) -> tuple[int, str] | None:
     # Where the host runs ahead a step may hold what the next one looks up; most steps hold their own.
     if not isinstance(per_step, float) or (each == per_step).mean() < 0.5:  # pyright: ignore[reportOperatorIssue]
         return None
-    shape = next(known[shapes][2] for shapes in numbers)
-    return round(per_step), " × ".join(f"{extent:,}" for extent in shape)
+    shapes = {" × ".join(f"{extent:,}" for extent in known[text][2]) for text in calls["shapes"].unique()}
+    return round(per_step), shapes.pop() if len(shapes) == 1 else f"{len(shapes)} shapes"
 
 
 def _shapes(text: str) -> list[Any]:

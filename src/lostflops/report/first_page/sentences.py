@@ -10,7 +10,7 @@ import polars as pl
 
 from lostflops.finding import milliseconds, percent
 from lostflops.recipes.steps.log_pauses import WORTH_SAYING, ordinal
-from lostflops.recipes.steps.log_summary import UNLIKE
+from lostflops.recipes.steps.log_summary import OFTEN, UNLIKE
 from lostflops.recipes.steps.pauses import CAUSES
 from lostflops.session import Answer
 from lostflops.store.trace import WINDOW_LOST, Quality, Trace
@@ -152,8 +152,15 @@ def steps(answers: Mapping[str, Answer]) -> Iterator[str]:
     compared = told.filter(pl.col("recorded_median").is_not_null())
     if compared.height:
         kept = compared["recorded_median"].median()
-        assert isinstance(kept, float)
-        if abs(kept / usual - 1) > UNLIKE:
+        alike = compared["alike"].median()
+        assert isinstance(kept, float) and isinstance(alike, float)
+        if abs(kept / usual - 1) > UNLIKE and alike >= OFTEN:
+            size = "long" if kept > usual else "short"
+            text += (
+                f", that of recorded steps {milliseconds(kept)}: {percent(alike, 1)} of the others are as "
+            )
+            text += f"{size}"
+        elif abs(kept / usual - 1) > UNLIKE:
             text += f". Recorded steps {unlike(kept, usual)} ({milliseconds(kept)}): read shares with care"
         else:
             text += f", that of recorded steps {milliseconds(kept)}"
@@ -183,7 +190,7 @@ def _pauses(answers: Mapping[str, Answer]) -> Iterator[str]:
     if "step_log_pauses" not in answers:
         return
     seen = answers["step_log_pauses"].table.filter(
-        (pl.col("share") > WORTH_SAYING) & ((pl.col("recorded") > 0) | (pl.col("recorded_steps") == 0))
+        (pl.col("share") > WORTH_SAYING) & ((pl.col("counted") > 0) | (pl.col("recorded_steps") == 0))
     )
     for row in (
         seen.sort("per_step", descending=True, maintain_order=True)
