@@ -89,9 +89,10 @@ def test_a_rank_that_is_late_since_a_step_says_so_on_the_page(tmp_path: Path) ->
 def test_a_rank_names_the_second_cause_that_makes_it_late() -> None:
     two = late({DATA: 6 * MS, PYTHON: 4 * MS}, 10 * MS)
     assert says(two) == "6.00 ms of data loading, and 4.00 ms of Python and other CPU work"
-    assert also(two) == PYTHON
-    assert also(late({DATA: 9 * MS, PYTHON: 4 * MS}, 10 * MS)) is None  # the first alone explains it
-    assert also(late({DATA: 6 * MS, PYTHON: 1 * MS}, 10 * MS)) is None
+    assert also(two) == (PYTHON,)
+    assert also(late({DATA: 9 * MS, PYTHON: 4 * MS}, 10 * MS)) == (PYTHON,)  # the first gone, 4 ms remain
+    assert also(late({DATA: 9 * MS, PYTHON: 2 * MS}, 10 * MS)) == ()  # the first alone explains it
+    assert also(late({DATA: 6 * MS, PYTHON: 1 * MS}, 10 * MS)) == ()
     assert says(late({DATA: 6 * MS, COMPUTE: 4 * MS}, 10 * MS)).endswith("and 4.00 ms more of computing")
 
 

@@ -10,10 +10,9 @@ for most of the waiting, and the late one is told by waiting least.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -23,7 +22,7 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.finding import milliseconds, percent
 from lostflops.recipes.accounting import WAIT
 
-from .given import COMMUNICATION, Given, has_stages
+from .given import COMMUNICATION, OTHER_HOST, Given, has_stages
 from .host import BETWEEN, SYNCS
 from .host import WAITS as SYNCHRONISING_CALLS
 from .longer_compute import ALIKE, slower_compute
@@ -38,6 +37,7 @@ from .names import (
     saved_or_logged,
     spoken,
 )
+from .python_beside import PAUSES, HeldUp, held_up
 
 MORE_THAN_EVEN = 1.5  # times its even share of all waiting
 OWN_SHARE = 0.5  # of its lateness, which a rank's own work has to explain
@@ -48,6 +48,7 @@ PASSED_ON = 0.03  # of the step, from which on waiting least tells a late rank t
 ALONE = 0.8  # of what even ranks gain, from which on it is one rank that is late
 VARIES = 1.25  # times its least lateness in a step: that of a rank whose batches are uneven
 FIRST_ALONE, SECOND_TOO = 0.8, 0.2  # of its lateness: what one account explains, and another beside it
+MOST_CAUSES = 3  # of one rank's lateness, that are told
 SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble", "idle.other_device")
 # What a rank may spend on others beside: its host waits for its device, which waits for them.
@@ -64,6 +65,7 @@ class Excess:
     own: int  # what the rank has of the largest account, ns
     saved_or_logged: str = EITHER  # which of both, where that is the largest account
     waits: int = 0  # how often per step its host waits for its device, where that keeps it from running ahead
+    thread: HeldUp | None = None  # what another thread runs while the one that launches pauses
 
     @property
     def account(self) -> str:
@@ -295,24 +297,38 @@ def _excess(given: Given, rank: int) -> Excess | None:
     if rank not in steps or not others:
         return None
     own = given.ledger.filter(~pl.col("account").is_in(NOT_OWN))
-    waits = _waits_often(given, rank)
+    waits, thread = _waits_often(given, rank), held_up(given, [rank])
     if waits:  # its launches and its Python show because it never runs ahead
         refilling = pl.when(pl.col("account").is_in(BETWEEN)).then(pl.lit(SYNCHRONISING)).otherwise("account")
         own = own.with_columns(account=refilling)
+    elif thread is not None:  # its launches are as slow as its Python, for one reason
+        paused = pl.when(pl.col("account").is_in(PAUSES)).then(pl.lit(OTHER_HOST)).otherwise("account")
+        own = own.with_columns(account=paused)
     beyond = _beyond(own.group_by("rank", "account").agg(pl.col("ns").sum()), "account", rank, steps)
     ordered = dict(sorted(beyond.items(), key=lambda part: (-part[1], part[0])))
     if not ordered or next(iter(ordered.values())) <= 0:
         return None
     main = next(iter(ordered))
-    refills = waits and main == SYNCHRONISING
-    of_main = (main, *BETWEEN) if refills else (main,)
-    mine = given.names.filter(pl.col("account").is_in(of_main)).drop_nulls("name")
-    parts = _beyond(mine.group_by("rank", "name").agg(pl.col("ns").sum()), "name", rank, steps)
-    named = sorted(((spoken(name), ns) for name, ns in parts.items()), key=lambda p: (-p[1], p[0]))
-    kind = saved_or_logged([part for part in parts.items() if part[1] > 0])
+    names = names_beyond(given, rank, main, bool(waits))
     held = int(own.filter((pl.col("rank") == rank) & (pl.col("account") == main))["ns"].sum()) // steps[rank]
-    told = tuple(part for part in named if part[1] > 0)
-    return Excess(rank, ordered, told, held, kind, waits if refills else 0)
+    kind = saved_or_logged(names)
+    return Excess(rank, ordered, spoken_parts(names), held, kind, waits, None if waits else thread)
+
+
+def names_beyond(given: Given, rank: int, account: str, refills: bool = False) -> list[tuple[str, int]]:
+    """The names of an account of which the rank has more than the others, and how much, ns.
+
+    A host that waits for its device (`refills`) has its launches and its Python with that.
+    """
+    accounts = (account, *BETWEEN) if refills and account == SYNCHRONISING else (account,)
+    mine = given.names.filter(pl.col("account").is_in(accounts)).drop_nulls("name")
+    more = _beyond(mine.group_by("rank", "name").agg(pl.col("ns").sum()), "name", rank, given.steps)
+    return [part for part in more.items() if part[1] > 0]
+
+
+def spoken_parts(names: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Names as findings speak them, the largest first."""
+    return tuple(sorted(((spoken(name), ns) for name, ns in names), key=lambda p: (-p[1], p[0])))
 
 
 def _waits_often(given: Given, rank: int) -> int:
@@ -501,19 +517,40 @@ def late_when(late: Late, given: Given) -> str:
 
 def says(late: Late) -> str:
     """What the rank has more of than the others, in words: '142 ms of Python (`f` (a.py:3))'."""
-    second = also(late)
-    if second is None:
+    beside = [_too(late, account) for account in also(late)]
+    if not beside:
         return _mainly(late)
-    return f"{_mainly(late)}, and {milliseconds(late.excess.by_account[second])} {more_of(second)}"
+    return f"{', '.join((_mainly(late), *beside[:-1]))}, and {beside[-1]}"
 
 
-def also(late: Late) -> str | None:
-    """The second account that makes the rank late, where the first alone does not."""
+def _too(late: Late, account: str) -> str:
+    """What the rank has more of in an account that is not its largest, in words."""
+    amount = milliseconds(late.excess.by_account[account])
+    if account == SYNCHRONISING and late.excess.waits:
+        return _waiting_for_device(late.excess.waits, amount)
+    if account == OTHER_HOST and late.excess.thread:
+        return _beside_thread(amount, late.excess.thread)
+    return f"{amount} {more_of(account)}"
+
+
+def also(late: Late) -> tuple[str, ...]:
+    """Other accounts that make the rank late, where the first is not nearly all of what it has more."""
     excess = late.excess
-    second = next(islice(excess.by_account.items(), 1, None), None)
-    if second is None or second[0] not in ACCOUNTS or excess.main >= FIRST_ALONE * late.ns:
-        return None
-    return second[0] if second[1] >= SECOND_TOO * late.ns else None
+    beside = [
+        (account, ns)
+        for account, ns in list(excess.by_account.items())[1:MOST_CAUSES]
+        if account in ACCOUNTS and ns >= SECOND_TOO * late.ns
+    ]
+    whole = max(late.ns, excess.main + sum(ns for _, ns in beside))
+    return tuple(account for account, _ in beside) if excess.main < FIRST_ALONE * whole else ()
+
+
+def _waiting_for_device(often: int, amount: str) -> str:
+    return f"its CPU waits for the GPU {often} times per step, which costs {amount}"
+
+
+def _beside_thread(amount: str, thread: HeldUp) -> str:
+    return f"{amount} in which another thread runs Python, {thread.name}"
 
 
 def _mainly(late: Late) -> str:
@@ -523,10 +560,10 @@ def _mainly(late: Late) -> str:
     account = ACCOUNTS[late.cause]
     spent = (account.spent or account.label).replace(EITHER, excess.saved_or_logged)
     said = f"{milliseconds(excess.own)} {spent}"
-    if excess.waits:
-        said = (
-            f"its CPU waits for the GPU {excess.waits} times per step, which costs {milliseconds(excess.own)}"
-        )
+    if excess.waits and late.cause == SYNCHRONISING:
+        said = _waiting_for_device(excess.waits, milliseconds(excess.own))
+    elif excess.thread and late.cause == OTHER_HOST:
+        said = _beside_thread(milliseconds(excess.own), excess.thread)
     elif excess.parts and 2 * excess.parts[0][1] >= excess.main and " (" in excess.parts[0][0]:
         said += f", {excess.parts[0][0]}"
     if excess.own - excess.main >= ALIKE * excess.own:
@@ -544,8 +581,11 @@ def chain(late: Late, given: Given) -> Iterator[str]:
             yield slower[0]
     yield from _replayed(late, given)
     yield from _without_core(late, given)
+    if late.excess.thread and OTHER_HOST in (late.cause, *also(late)):
+        runs = percent(late.excess.thread.ran, late.excess.thread.pauses)
+        yield f"that thread runs in {runs} of its pauses, and Python lets one thread run at a time"
     for account, ns in list(late.excess.by_account.items())[1:3]:
-        if ns >= ALIKE * late.ns and account in ACCOUNTS:
+        if ns >= ALIKE * late.ns and account in ACCOUNTS and account not in also(late):
             yield f"{ACCOUNTS[account].label}: {milliseconds(ns)} more per step than on the others"
     if late.unmatched:
         yield f"not in this: {late.unmatched:,} of its collectives that could not be matched"

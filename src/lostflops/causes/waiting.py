@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -31,10 +31,12 @@ from .lateness import (
     like_others_at_most,
     like_the_least_at_most,
     more_of,
+    names_beyond,
     replayed_even,
     says,
     shared_at_most,
     shares_lateness,
+    spoken_parts,
     stages,
     takes_turns,
     turns,
@@ -49,9 +51,10 @@ from .longer_compute import (
     slow_device,
     slower_compute,
 )
-from .names import LOGGED, called, listed, made_of, on_ranks
+from .names import LOGGED, called, listed, made_of, on_ranks, saved_or_logged
 from .page_findings import PageFindings
 from .purposes import main_purpose
+from .python_beside import away
 from .stages import BUBBLE, WAITS_FROM, join_stages, slowest_stage
 from .waited_for import dearer, join_waited_for, pauses_elsewhere
 
@@ -61,6 +64,7 @@ SLOW_LINK = "slow-link"
 PAGEABLE = "copies-pageable"
 MUCH = 0.1  # by how much a rank may copy more than another that does as much
 LAUNCHING = "idle.launch_bound"
+SAVING = "idle.checkpoint_logging"
 SLOW_HOST = (
     "Find out why its CPU is slower, for it launches no more than the others: other processes on its cores "
     "(`top`), a core per process (`torchrun --numa-binding=node`), the clock (`cpupower frequency-info`)."
@@ -184,14 +188,18 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
         remedy, named = OWN_WORK, ()
     parts = late.excess.parts
     if late.cause == OTHER_HOST and not own and parts and 2 * parts[0][1] >= late.excess.main:
-        remedy = f"Make {parts[0][0]} cheaper there, or take it out of the step."
+        remedy = _cheaper_there(parts[0][0])
     if late.cause == LAUNCHING and launches_as_many(late.rank, given):
         remedy, named = SLOW_HOST, ()
+    if late.excess.thread and late.cause == OTHER_HOST:
+        remedy, named = away(late.excess.thread.name), ()
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
         page.drop(copying)  # no other rank has them
         members, remedy, named = [*members, copying], copying.next, given.named(PAGEABLE)
-    second = also(late)
+    beside = list(_beside(page, late))
+    advised = remedy if uneven and remedy != slow_device(given) else on_ranks(f"rank {late.rank}", remedy)
+    parts = () if late.excess.thread and late.cause == OTHER_HOST else late.excess.parts
     told = made_of(
         Finding(
             name=ARRIVES,
@@ -200,17 +208,55 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             ns_per_step=max(late.at_most, shared_at_most(given)) if shared else late.at_most,
             cost_per_step=late.ns,
             evidence=(*chain(late, given), *(c.claim.rstrip(".") for c in members if c in (clocks, copying))),
-            next=remedy if uneven and remedy != slow_device(given) else on_ranks(f"rank {late.rank}", remedy),
+            next=" ".join((advised, *(each.next for each in beside))),
             recipe="communication_imbalance",
             doubt=" ".join(_doubts(page, late, waits)),
-            accounts=(late.cause, "communication.wait", *((second,) if second else ())),
+            accounts=(late.cause, "communication.wait", *(each.account for each in beside)),
             rank=late.rank,
-            remedies=named,
-            edit=EVEN_WORK if shared else "",
+            remedies=tuple(dict.fromkeys((*named, *(name for each in beside for name in each.remedies)))),
+            edit=EVEN_WORK if shared and not beside else "",
         ),
-        late.excess.parts,
+        (*parts, *(part for each in beside for part in each.parts)),
     )
     page.put(told)
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """Another account that makes a rank late: what it is called there, and what to do."""
+
+    account: str
+    next: str
+    remedies: tuple[str, ...]
+    parts: tuple[tuple[str, int], ...]
+
+
+def _beside(page: PageFindings, late: Late) -> Iterator[_Beside]:
+    """What else makes the rank late; its finding goes where no other rank has it."""
+    given, excess = page.given, late.excess
+    for account in also(late):
+        same = page.about(account)
+        if same is not None and same.size * max(2, len(given.steps)) <= 2 * excess.by_account[account]:
+            page.drop(same)
+        names = names_beyond(given, late.rank, account, bool(excess.waits))
+        parts = spoken_parts(names)
+        slow = account == "compute" and device_is_slow(late.rank, given)
+        logged = account == SAVING and saved_or_logged(names) == LOGGED
+        own = given.own_remedy(account)
+        remedy = own or _remedy(page, account, slow, logged)
+        named = () if own else given.named(_key(account, slow, logged))
+        if account == OTHER_HOST and excess.thread:
+            remedy, named, parts = away(excess.thread.name), (), ()
+        elif account == OTHER_HOST and parts and 2 * parts[0][1] >= excess.by_account[account]:
+            remedy = _cheaper_there(parts[0][0])
+        evened = account == "compute" and not slow and not given.on_host
+        yield _Beside(
+            account, remedy if evened else on_ranks(f"rank {late.rank}, too", remedy), named, parts
+        )
+
+
+def _cheaper_there(name: str) -> str:
+    return f"Make {name} cheaper there, or take it out of the step."
 
 
 def _most_of_all(page: PageFindings, late: Late, waited: int) -> int:
