@@ -449,6 +449,9 @@ class Turns:
     account: str
     share: float  # of the lateness that is in that account
     ranks: tuple[int, ...]  # those with most of their own in some step
+    # Of few ranks each one's account with most beyond the others in its steps, and how much of that there is
+    # in all steps, ns; where these differ.
+    apart: tuple[tuple[int, str, int], ...] = ()
 
 
 def turns(given: Given) -> Turns | None:
@@ -474,17 +477,25 @@ def turns(given: Given) -> Turns | None:
         .group_by("step", "account")
         .agg(beside=pl.col("ns").median())
     )
-    more = (
+    beyond = (
         accounts.join(last, on=["step", "rank"])
         .join(beside, on=["step", "account"])
-        .group_by("account")
-        .agg(ns=(pl.col("ns") - pl.col("beside")).clip(0).sum())
-        .sort("ns", "account", descending=[True, False])
+        .with_columns(ns=(pl.col("ns") - pl.col("beside")).clip(0))
     )
+    order = {"by": ["ns", "account"], "descending": [True, False]}
+    more = beyond.group_by("account").agg(pl.col("ns").sum()).sort(**order)
     if more.is_empty() or not more["ns"][0]:
         return None
     ranks = tuple(spread["rank"].unique().sort())
-    return Turns(explained, more["account"][0], more["ns"][0] / more["ns"].sum(), ranks)
+    share = more["ns"][0] / more["ns"].sum()
+    apart: tuple[tuple[int, str, int], ...] = ()
+    if share < FIRST_ALONE and len(ranks) <= MOST_CAUSES:
+        own_most = beyond.group_by("rank", "account").agg(pl.col("ns").sum()).sort(**order).unique(
+            "rank", keep="first", maintain_order=True
+        )  # fmt: skip
+        each = own_most.select("rank", "account", "ns").sort("rank").rows()
+        apart = tuple(each) if own_most["account"].n_unique() > 1 else ()
+    return Turns(explained, more["account"][0], share, ranks, apart)
 
 
 def takes_turns(late: Late, given: Given) -> bool:

@@ -20,6 +20,7 @@ from .host import PER_STEP
 from .lateness import (
     Late,
     LateTogether,
+    Turns,
     also,
     chain,
     explained_by_work,
@@ -424,6 +425,9 @@ def _in_turn(
     # The same rank in every step would be late as a rule, and arrive last.
     if found is None or len(found.ranks) < 2 or max(found.explained, even) < EXPLAINED * waited:
         return 0
+    if found.apart and not pauses and found.explained >= EXPLAINED * waited:
+        _in_turn_apart(page, found, waited, waits)
+        return waited
     same = page.about(found.account) if found.share >= MAIN_SHARE else None
     if pauses and (same is None or not found.account.startswith("idle.")):
         return 0
@@ -433,7 +437,7 @@ def _in_turn(
         told = replace(same, evidence=(fact, *same.evidence))
         page.replace(same, dearer(page, told, waited, waits.ns_per_step if waits else 0))
         return waited
-    label = ACCOUNTS[found.account].label if found.account in ACCOUNTS else found.account
+    label = _label(found.account)
     mostly = label if found.share >= MAIN_SHARE else "no one account"
     key = FINDING_OF.get(found.account, UNEVEN)
     experts = found.account == "compute" and has_experts(given)
@@ -460,6 +464,48 @@ def _in_turn(
         told = replace(told, evidence=(f"rank {found.ranks[0]}: {slower[0]}", *told.evidence))
     page.put(told if slower is None or slower[1] else _uneven(told, found.ranks[0], slower[0], given))
     return waited
+
+
+def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding | None) -> None:
+    """Ranks are late in turn, each for a cause of its own, which has its share of the waiting."""
+    given = page.given
+    whole = sum(ns for _, _, ns in found.apart)
+    rest: list[tuple[int, str, int]] = []
+    for rank, account, ns in found.apart:
+        share, same = waited * ns // whole, page.about(account)
+        if same is None:
+            rest.append((rank, account, share))
+            continue
+        fact = f"rank {rank} is late in its turn because of it: ranks wait {milliseconds(share)} per step for it"
+        told = replace(same, evidence=(fact, *same.evidence))
+        page.replace(same, dearer(page, told, share, like_the_least_at_most(given)))
+    if not rest:
+        return
+    for_them = sum(share for _, _, share in rest)
+    causes = [f"rank {rank} by {_label(account)}" for rank, account, _ in rest]
+    who = f"for {called([rest[0][0]])}" if len(rest) == 1 else "for each other"
+    late = f"{called([rank for rank, _, _ in rest])} {'is' if len(rest) == 1 else 'are'} late in turn"
+    why = _label(rest[0][1]) if len(rest) == 1 else listed(causes)
+    advice = [
+        on_ranks(f"rank {rank}", _remedy(page, account, account == "compute" and device_is_slow(rank, given)))
+        for rank, account, _ in rest
+    ]
+    page.put(
+        _waiting(
+            for_them,
+            waits,
+            at_most=like_the_least_at_most(given),
+            claim=f"Ranks wait {page.share(for_them)} {who}: {late}, {'mostly by ' * (len(rest) == 1)}{why}.",
+            evidence=(),
+            remedy=" ".join(advice),
+            named=tuple(dict.fromkeys(name for _, account, _ in rest for name in given.named(_key(account, False)))),
+            account=rest[0][1],
+        )
+    )
+
+
+def _label(account: str) -> str:
+    return ACCOUNTS[account].label if account in ACCOUNTS else account
 
 
 def _uneven(found: Finding, rank: int, why: str, given: Given) -> Finding:
