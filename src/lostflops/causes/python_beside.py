@@ -54,6 +54,4 @@ def ranks_held_up(given: Given) -> list[int]:
 
 def away(name: str) -> str:
     """What to do about a thread that runs this."""
-    return (
-        f"Move {name} to a process of its own, which has its own Python lock, or let it wait while a step runs."
-    )
+    return f"Move {name} to a process of its own, which has its own Python lock, or let it wait while a step runs."

@@ -100,9 +100,10 @@ def join_waiting(page: PageFindings) -> None:
         moving = left + spent.get("communication.transfer", 0) + spent.get("communication.exposed", 0)
         if page.reaches(moving, EXPOSED_FROM) and found:
             error = milliseconds(given.clocks_apart // 2)
-            doubt = (
+            told = (
                 f"{milliseconds(left)} of it looks like waiting, which clocks known to {error} cannot tell."
             )
+            doubt = told if page.reaches(left, WAITING_TOLD) else ""
             exposed_communication(page, replace(exposed or found[-1], doubt=doubt), moving, 0)
         return
     late, among, unsplit = late_rank(given) or late_among_few(given), None, 0
@@ -251,9 +252,7 @@ def _beside(page: PageFindings, late: Late) -> Iterator[_Beside]:
         elif account == OTHER_HOST and parts and 2 * parts[0][1] >= excess.by_account[account]:
             remedy = _cheaper_there(parts[0][0])
         evened = account == "compute" and not slow and not given.on_host
-        yield _Beside(
-            account, remedy if evened else on_ranks(f"rank {late.rank}, too", remedy), named, parts
-        )
+        yield _Beside(account, remedy if evened else on_ranks(f"rank {late.rank}, too", remedy), named, parts)
 
 
 def _cheaper_there(name: str) -> str:
@@ -476,16 +475,18 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
         if same is None:
             rest.append((rank, account, share))
             continue
-        fact = f"rank {rank} is late in its turn because of it: ranks wait {milliseconds(share)} per step for it"
+        fact = (
+            f"rank {rank} is late in its turn because of it: ranks wait {milliseconds(share)} per step for it"
+        )
         told = replace(same, evidence=(fact, *same.evidence))
         page.replace(same, dearer(page, told, share, like_the_least_at_most(given)))
     if not rest:
         return
     for_them = sum(share for _, _, share in rest)
-    causes = [f"rank {rank} by {_label(account)}" for rank, account, _ in rest]
-    who = f"for {called([rest[0][0]])}" if len(rest) == 1 else "for each other"
-    late = f"{called([rank for rank, _, _ in rest])} {'is' if len(rest) == 1 else 'are'} late in turn"
-    why = _label(rest[0][1]) if len(rest) == 1 else listed(causes)
+    causes = listed([f"rank {rank} by {_label(account)}" for rank, account, _ in rest])
+    many = called([rank for rank, _, _ in rest])
+    each = f"for each other: {many} are late in turn, {causes}"
+    alone = f"for {many}: it is late in its turn, mostly by {_label(rest[0][1])}"
     advice = [
         on_ranks(f"rank {rank}", _remedy(page, account, account == "compute" and device_is_slow(rank, given)))
         for rank, account, _ in rest
@@ -495,10 +496,12 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
             for_them,
             waits,
             at_most=like_the_least_at_most(given),
-            claim=f"Ranks wait {page.share(for_them)} {who}: {late}, {'mostly by ' * (len(rest) == 1)}{why}.",
+            claim=f"Ranks wait {page.share(for_them)} {alone if len(rest) == 1 else each}.",
             evidence=(),
             remedy=" ".join(advice),
-            named=tuple(dict.fromkeys(name for _, account, _ in rest for name in given.named(_key(account, False)))),
+            named=tuple(
+                dict.fromkeys(name for _, account, _ in rest for name in given.named(_key(account, False)))
+            ),
             account=rest[0][1],
         )
     )
