@@ -62,7 +62,7 @@ def packed(attention: int, gemm: int, both: int = 100) -> Given:
 
 
 def test_attention_alone_that_takes_longer_has_longer_documents_and_no_slow_gpu() -> None:
-    """A GPU whose clock is low runs products as slowly as attention; packed documents cost attention alone."""
+    """A GPU whose clock is low runs products as slowly as attention; long documents cost attention alone."""
     documents = (
         "its attention kernels take 2 times as long as the same kernels there, and all others as long as "
         "theirs: it has more work, such as longer documents packed into its batches"

@@ -1,12 +1,13 @@
-"""A rank that is late for several causes, ranks that are so in turn for unlike ones, and what each is told."""
+"""A rank that is late for several causes, ranks that are so in turn for unlike ones: what each is told."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import lostflops
 import pytest
+
+import lostflops
 from lostflops.recipe import Rows
 from lostflops.report.first_page.page import Page
 from made_runs import MS, Job, Work, made
@@ -90,3 +91,18 @@ def test_a_thread_that_holds_up_half_of_the_ranks_is_told_with_these(tmp_path: P
     )
     assert only.evidence[0].startswith("ranks 2 and 3 idle 15.0 ms per step for it")
     assert only.next.startswith("On ranks 2 and 3: move `tally`")
+
+
+def test_a_rank_that_comes_late_to_what_the_others_hide_is_told_with_what_is_exposed(tmp_path: Path) -> None:
+    """Ranks 0 and 2 ask 10 ms into 40 of compute, rank 1 at the end of them; 5 ms of transfer follow."""
+    tables = Job(transfer=5).run([[EVEN, EVEN, EVEN]] * STEPS)
+    of_it = [row for row in tables["kernels"] if row["family"] == "communication"] + tables["collectives"]
+    for row in of_it:
+        if row["rank"] != 1:
+            for time in {"start", "arrival", "launch_start", "launch_end"} & set(row):
+                row[time] -= 30 * MS
+    (only,) = lostflops.why(made(tmp_path, tables)).findings
+    assert only.claim == "Communication that no computation hides costs 5.00 ms per step (11.1 %)."
+    assert only.evidence[0] == (
+        "rank 1 comes 30.0 ms per step after the others, which compute meanwhile: last in 5 of 5 collectives"
+    )

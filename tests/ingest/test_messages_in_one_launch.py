@@ -1,13 +1,14 @@
-"""Sends and receives that are asked for one by one and launched together, and backends beside NCCL and gloo."""
+"""Sends and receives that are asked for one by one and launched together; backends beside NCCL and gloo."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import lostflops
 import polars as pl
 import pytest
+
+import lostflops
 from kineto_files import Event, call, head, kernel, operator, span, step, trace, written
 
 CARRIES = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"

@@ -43,7 +43,7 @@ def held_up(given: Given, ranks: Sequence[int]) -> HeldUp | None:
 
 
 def ranks_held_up(given: Given) -> list[int]:
-    """The ranks with nearly all of the pauses, where another thread runs Python in those of each; else all."""
+    """The ranks with nearly all of the pauses, if another thread runs Python in those of each; else all."""
     every = list(given.steps)
     runs = given.beside.filter(pl.col("time") >= RUNS_BESIDE * pl.col("pauses"))["rank"].to_list()
     spent = given.ledger.filter(pl.col("account").is_in(PAUSES)).group_by("rank").agg(pl.col("ns").sum())
@@ -54,4 +54,7 @@ def ranks_held_up(given: Given) -> list[int]:
 
 def away(name: str) -> str:
     """What to do about a thread that runs this."""
-    return f"Move {name} to a process of its own, which has its own Python lock, or let it wait while a step runs."
+    return (
+        f"Move {name} to a process of its own, which has its own Python lock, or let it wait while a step "
+        "runs."
+    )

@@ -1,6 +1,6 @@
 """Find every communication operation of a Kineto trace, from the best evidence each one has.
 
-1 metadata on the kernel or the enclosing `record_param_comms`; 2 an annotation such as `nccl:` or `gloo:` with
+1 metadata on the kernel or the enclosing `record_param_comms`; 2 an annotation as of `nccl:` or `gloo:` with
 shapes; 3 the enclosing c10d operator; 4 the kernel's name; 5 a stream that only communication uses.
 """
 
@@ -462,7 +462,7 @@ def _on_host(given: Communication) -> pl.DataFrame:
         start=pl.when(good).then("_called").otherwise("start"),
         arrival=pl.when(good).then("_called").otherwise("start"),
         kind=pl.when(good).then("_kind").otherwise("kind"),
-        library=pl.col("name").cast(pl.String).str.extract(r"^(\w+:)").replace_strict(ON_HOST, default="gloo"),
+        library=pl.col("name").cast(pl.String).str.extract(r"^(\w+:)").replace_strict(ON_HOST, default=None),
         group=pl.lit(None if only is None else f"{only['name']} {only['ranks']}", dtype=pl.String),
         group_size=pl.lit(None if only is None else len(only["ranks"]), dtype=pl.Int64),
         peer=pl.when(good).then("_peer"),
