@@ -31,6 +31,7 @@ from .names import (
     BEFORE,
     EITHER,
     IN_A_ROW,
+    NAMED_FROM,
     STEADY,
     called,
     in_some,
@@ -482,20 +483,22 @@ def turns(given: Given) -> Turns | None:
         .join(beside, on=["step", "account"])
         .with_columns(ns=(pl.col("ns") - pl.col("beside")).clip(0))
     )
-    order = {"by": ["ns", "account"], "descending": [True, False]}
-    more = beyond.group_by("account").agg(pl.col("ns").sum()).sort(**order)
+    more = beyond.group_by("account").agg(pl.col("ns").sum())
+    more = more.sort("ns", "account", descending=[True, False])
     if more.is_empty() or not more["ns"][0]:
         return None
     ranks = tuple(spread["rank"].unique().sort())
     share = more["ns"][0] / more["ns"].sum()
-    apart: tuple[tuple[int, str, int], ...] = ()
-    if share < FIRST_ALONE and len(ranks) <= MOST_CAUSES:
-        own_most = beyond.group_by("rank", "account").agg(pl.col("ns").sum()).sort(**order).unique(
+    apart: list[tuple[int, str, int]] = []
+    if share < FIRST_ALONE:
+        sums = beyond.group_by("rank", "account").agg(pl.col("ns").sum())
+        own_most = sums.sort("ns", "account", descending=[True, False]).unique(
             "rank", keep="first", maintain_order=True
-        )  # fmt: skip
-        each = own_most.select("rank", "account", "ns").sort("rank").rows()
-        apart = tuple(each) if own_most["account"].n_unique() > 1 else ()
-    return Turns(explained, more["account"][0], share, ranks, apart)
+        )
+        each = own_most.filter(pl.col("ns") >= NAMED_FROM * pl.col("ns").sum()).sort("rank")
+        if each["account"].n_unique() > 1 and each.height <= MOST_CAUSES:
+            apart = each.select("rank", "account", "ns").rows()
+    return Turns(explained, more["account"][0], share, ranks, tuple(apart))
 
 
 def takes_turns(late: Late, given: Given) -> bool:

@@ -487,10 +487,7 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
     many = called([rank for rank, _, _ in rest])
     each = f"for each other: {many} are late in turn, {causes}"
     alone = f"for {many}: it is late in its turn, mostly by {_label(rest[0][1])}"
-    advice = [
-        on_ranks(f"rank {rank}", _remedy(page, account, account == "compute" and device_is_slow(rank, given)))
-        for rank, account, _ in rest
-    ]
+    advice, named = zip(*(_for_one(page, rank, account) for rank, account, _ in rest), strict=True)
     page.put(
         _waiting(
             for_them,
@@ -499,12 +496,18 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
             claim=f"Ranks wait {page.share(for_them)} {alone if len(rest) == 1 else each}.",
             evidence=(),
             remedy=" ".join(advice),
-            named=tuple(
-                dict.fromkeys(name for _, account, _ in rest for name in given.named(_key(account, False)))
-            ),
+            named=tuple(dict.fromkeys(name for some in named for name in some)),
             account=rest[0][1],
         )
     )
+
+
+def _for_one(page: PageFindings, rank: int, account: str) -> tuple[str, tuple[str, ...]]:
+    """What to do on one of several ranks that are late, each by an account of its own, and the remedies."""
+    slow = account == "compute" and device_is_slow(rank, page.given)
+    remedy, key = _remedy(page, account, slow), _key(account, slow)
+    evened = account == "compute" and key == UNEVEN and not page.given.on_host
+    return remedy if evened else on_ranks(f"rank {rank}", remedy), page.given.named(key)
 
 
 def _label(account: str) -> str:
@@ -585,10 +588,7 @@ def _together_apart(page: PageFindings, group: LateTogether, waited: int, waits:
         if member is not None and ns >= NEARLY_ALL * member.size * len(given.steps):
             page.drop(member)
     told = [f"rank {rank} has {milliseconds(ns)} {more_of(account)}" for rank, account, ns in group.apart]
-    remedies = [
-        on_ranks(f"rank {rank}", _remedy(page, account, account == "compute" and device_is_slow(rank, given)))
-        for rank, account, _ in group.apart[:MOST_ADVISED]
-    ]
+    remedies = [_for_one(page, rank, account)[0] for rank, account, _ in group.apart[:MOST_ADVISED]]
     others = _by_the_others(given, group, waited)
     found = _waiting(
         others,
