@@ -29,8 +29,8 @@ from .names import (
     spoken,
     without_place,
 )
+from .one_rank.held_up import PAUSES, away, held_up, ranks_held_up
 from .page_findings import PageFindings
-from .python_beside import PAUSES, away, held_up, ranks_held_up
 
 BY_NAME = "host-busy-elsewhere"
 LOADING = "idle.data_loading"

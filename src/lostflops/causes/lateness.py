@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -29,7 +28,6 @@ from .longer_compute import ALIKE, slower_compute
 from .names import (
     ALL_OF_IT,
     BEFORE,
-    EITHER,
     IN_A_ROW,
     NAMED_FROM,
     STEADY,
@@ -38,7 +36,8 @@ from .names import (
     saved_or_logged,
     spoken,
 )
-from .python_beside import PAUSES, HeldUp, held_up
+from .one_rank.held_up import PAUSES, held_up
+from .one_rank.late import FIRST_ALONE, MOST_CAUSES, SYNCHRONISING, Excess, Late, also
 
 MORE_THAN_EVEN = 1.5  # times its even share of all waiting
 OWN_SHARE = 0.5  # of its lateness, which a rank's own work has to explain
@@ -48,61 +47,9 @@ AS_A_RULE = 0.8  # of the steps, in which ranks are late that are so together
 PASSED_ON = 0.03  # of the step, from which on waiting least tells a late rank that is not blamed for most
 ALONE = 0.8  # of what even ranks gain, from which on it is one rank that is late
 VARIES = 1.25  # times its least lateness in a step: that of a rank whose batches are uneven
-FIRST_ALONE, SECOND_TOO = 0.8, 0.2  # of its lateness: what one account explains, and another beside it
-MOST_CAUSES = 3  # of one rank's lateness, that are told
-SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble", "idle.other_device")
 # What a rank may spend on others beside: its host waits for its device, which waits for them.
 MAY_WAIT = (*NOT_OWN, SYNCHRONISING, "idle.dependency")
-
-
-@dataclass(frozen=True)
-class Excess:
-    """What a rank spends beyond the median of the others in a mean step: by account, the most first."""
-
-    rank: int
-    by_account: Mapping[str, int]
-    parts: tuple[tuple[str, int], ...]  # the names in the largest account, ns beyond the others' in each
-    own: int  # what the rank has of the largest account, ns
-    saved_or_logged: str = EITHER  # which of both, where that is the largest account
-    waits: int = 0  # how often per step its host waits for its device, where that keeps it from running ahead
-    thread: HeldUp | None = None  # what another thread runs while the one that launches pauses
-
-    @property
-    def account(self) -> str:
-        return next(iter(self.by_account))
-
-    @property
-    def ns(self) -> int:
-        """How much more time of its own the rank has in all."""
-        return sum(self.by_account.values())
-
-    @property
-    def main(self) -> int:
-        """How much of that is in the largest account."""
-        return self.by_account[self.account]
-
-
-@dataclass(frozen=True)
-class Late:
-    """A rank that makes the others wait: `ns` in a mean step is what its coming with the next would save."""
-
-    rank: int
-    ns: int
-    waited: int  # what another rank waits for it in a mean step, ns
-    excess: Excess
-    only_step: int | None  # the one step in which it was late, where it was late once
-    steps: int  # steps of that rank
-    unmatched: int
-    assumed: bool
-    table: Mapping[str, Any]
-    explains: int = 0  # waiting that it causes, of a mean step and rank, ns
-    at_most: int = 0  # what its being like the others could gain, of a mean step and rank, ns
-    seen: str = ""  # what tells that it is late, where not all members of collectives are here
-
-    @cached_property
-    def cause(self) -> str:
-        return self.excess.account
 
 
 def late_rank(given: Given) -> Late | None:
@@ -529,62 +476,6 @@ def late_when(late: Late, given: Given) -> str:
     return in_some(steps, each)
 
 
-def says(late: Late) -> str:
-    """What the rank has more of than the others, in words: '142 ms of Python (`f` (a.py:3))'."""
-    beside = [_too(late, account) for account in also(late)]
-    if not beside:
-        return _mainly(late)
-    return f"{', '.join((_mainly(late), *beside[:-1]))}, and {beside[-1]}"
-
-
-def _too(late: Late, account: str) -> str:
-    """What the rank has more of in an account that is not its largest, in words."""
-    amount = milliseconds(late.excess.by_account[account])
-    if account == SYNCHRONISING and late.excess.waits:
-        return _waiting_for_device(late.excess.waits, amount)
-    if account == OTHER_HOST and late.excess.thread:
-        return _beside_thread(amount, late.excess.thread)
-    return f"{amount} {more_of(account)}"
-
-
-def also(late: Late) -> tuple[str, ...]:
-    """Other accounts that make the rank late, where the first is not nearly all of what it has more."""
-    excess = late.excess
-    beside = [
-        (account, ns)
-        for account, ns in list(excess.by_account.items())[1:MOST_CAUSES]
-        if account in ACCOUNTS and ns >= SECOND_TOO * late.ns
-    ]
-    whole = max(late.ns, excess.main + sum(ns for _, ns in beside))
-    return tuple(account for account, _ in beside) if excess.main < FIRST_ALONE * whole else ()
-
-
-def _waiting_for_device(often: int, amount: str) -> str:
-    return f"its CPU waits for the GPU {often} times per step, which costs {amount}"
-
-
-def _beside_thread(amount: str, thread: HeldUp) -> str:
-    return f"{amount} in which another thread runs Python, {thread.name}"
-
-
-def _mainly(late: Late) -> str:
-    excess = late.excess
-    if late.cause == "compute":
-        return f"it computes {milliseconds(excess.main)} longer than the others"
-    account = ACCOUNTS[late.cause]
-    spent = (account.spent or account.label).replace(EITHER, excess.saved_or_logged)
-    said = f"{milliseconds(excess.own)} {spent}"
-    if excess.waits and late.cause == SYNCHRONISING:
-        said = _waiting_for_device(excess.waits, milliseconds(excess.own))
-    elif excess.thread and late.cause == OTHER_HOST:
-        said = _beside_thread(milliseconds(excess.own), excess.thread)
-    elif excess.parts and 2 * excess.parts[0][1] >= excess.main and " (" in excess.parts[0][0]:
-        said += f", {excess.parts[0][0]}"
-    if excess.own - excess.main >= ALIKE * excess.own:
-        said += f", against {milliseconds(excess.own - excess.main)} on the others"
-    return said
-
-
 def chain(late: Late, given: Given) -> Iterator[str]:
     """The evidence: who waits for whom, how often, and what the rank has more of."""
     table = late.table
@@ -636,10 +527,3 @@ def _without_core(late: Late, given: Given) -> Iterator[str]:
     more = by_rank[late.rank] - median(others)
     if 2 * more >= late.ns:
         yield f"its thread waits {milliseconds(more)} per step longer for a processor core than the others"
-
-
-def more_of(account: str) -> str:
-    """What a rank has more of than the others, after its amount."""
-    if account == "compute":
-        return "more of computing"
-    return ACCOUNTS[account].spent or f"of {ACCOUNTS[account].label}"

@@ -14,14 +14,11 @@ from lostflops.recipes.communication.split import ALL_HERE
 
 from .between_ranks.exposed import EXPOSED, WAITING_TOLD, exposed_communication
 from .between_ranks.few_ranks import late_among_few, waited_in_turn
-from .declared import LOGGING
 from .given import OTHER_HOST, Given, has_stages
 from .host import PER_STEP
 from .lateness import (
-    Late,
     LateTogether,
     Turns,
-    also,
     chain,
     explained_by_work,
     faster_links_at_most,
@@ -31,10 +28,8 @@ from .lateness import (
     late_when,
     like_others_at_most,
     like_the_least_at_most,
-    more_of,
     names_beyond,
     replayed_even,
-    says,
     shared_at_most,
     shares_lateness,
     spoken_parts,
@@ -53,9 +48,11 @@ from .longer_compute import (
     slower_compute,
 )
 from .names import LOGGED, called, listed, made_of, on_ranks, saved_or_logged
+from .one_rank.advised import FINDING_OF, UNEVEN, cheaper_there, for_one, key_of, label, remedy_of
+from .one_rank.held_up import away
+from .one_rank.late import Late, also, more_of, says
 from .page_findings import PageFindings
 from .purposes import main_purpose
-from .python_beside import away
 from .stages import BUBBLE, WAITS_FROM, join_stages, slowest_stage
 from .waited_for import dearer, join_waited_for, pauses_elsewhere
 
@@ -71,7 +68,6 @@ SLOW_HOST = (
     "(`top`), a core per process (`torchrun --numa-binding=node`), the clock (`cpupower frequency-info`)."
 )
 CLOCKS = "gpu-clocks-held-down"
-UNEVEN = "uneven-work"  # what remedies know it by that ranks have unlike amounts to do: it is for all of them
 OWN_WORK = (
     "In those steps it does what the others do not, such as an evaluation: share that among all ranks, do it "
     "less often, or in a job of its own."
@@ -85,7 +81,6 @@ EXPLAINED = 0.5  # of the waiting, that ranks' own work explains
 NEARLY_ALL = 0.8  # of the time on all ranks, that is one's
 MOST_ADVISED = 3  # ranks that are late for causes of their own
 MAIN_SHARE = 0.5  # of a rank's lateness, that one account holds
-FINDING_OF = {name: account.loss.finding for name, account in ACCOUNTS.items() if account.loss}
 
 
 def join_waiting(page: PageFindings) -> None:
@@ -178,10 +173,10 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     for member in members:
         page.drop(member)
     logged = late.excess.saved_or_logged == LOGGED
-    key = _key(late.cause, device_slow, logged)
+    key = key_of(late.cause, device_slow, logged)
     own = given.own_remedy(late.cause)
     remedy, named = (
-        own or _remedy(page, late.cause, device_slow, logged),
+        own or remedy_of(page, late.cause, device_slow, logged),
         () if own else given.named(key),
     )
     if shared and of_experts(late.rank, given):
@@ -190,7 +185,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
         remedy, named = OWN_WORK, ()
     parts = late.excess.parts
     if late.cause == OTHER_HOST and not own and parts and 2 * parts[0][1] >= late.excess.main:
-        remedy = _cheaper_there(parts[0][0])
+        remedy = cheaper_there(parts[0][0])
     if late.cause == LAUNCHING and launches_as_many(late.rank, given):
         remedy, named = SLOW_HOST, ()
     if late.excess.thread and late.cause == OTHER_HOST:
@@ -245,18 +240,14 @@ def _beside(page: PageFindings, late: Late) -> Iterator[_Beside]:
         slow = account == "compute" and device_is_slow(late.rank, given)
         logged = account == SAVING and saved_or_logged(names) == LOGGED
         own = given.own_remedy(account)
-        remedy = own or _remedy(page, account, slow, logged)
-        named = () if own else given.named(_key(account, slow, logged))
+        remedy = own or remedy_of(page, account, slow, logged)
+        named = () if own else given.named(key_of(account, slow, logged))
         if account == OTHER_HOST and excess.thread:
             remedy, named, parts = away(excess.thread.name), (), ()
         elif account == OTHER_HOST and parts and 2 * parts[0][1] >= excess.by_account[account]:
-            remedy = _cheaper_there(parts[0][0])
+            remedy = cheaper_there(parts[0][0])
         evened = account == "compute" and not slow and not given.on_host
         yield _Beside(account, remedy if evened else on_ranks(f"rank {late.rank}, too", remedy), named, parts)
-
-
-def _cheaper_there(name: str) -> str:
-    return f"Make {name} cheaper there, or take it out of the step."
 
 
 def _most_of_all(page: PageFindings, late: Late, waited: int) -> int:
@@ -291,29 +282,6 @@ def _claim(page: PageFindings, late: Late) -> str:
     if when := late_when(late, given):
         return f"{said}, {when}. Spread over all steps: {why}."
     return f"{said}: {why}."
-
-
-def _remedy(page: PageFindings, cause: str, device_slow: bool, logged: bool = False) -> str:
-    """What to do on ranks that are late by an account."""
-    key = _key(cause, device_slow, logged)
-    return page.given.advice(key, "Log less often." if logged else _advice(page, cause, device_slow))
-
-
-def _key(cause: str, device_slow: bool, logged: bool = False) -> str:
-    """The name that remedies know such lateness by."""
-    if logged:
-        return LOGGING.name
-    return FINDING_OF.get(cause, "slow-device" if device_slow else UNEVEN)
-
-
-def _advice(page: PageFindings, cause: str, device_slow: bool) -> str:
-    if cause in ACCOUNTS and cause != "compute":
-        return ACCOUNTS[cause].remedy
-    if device_slow or page.given.on_host:
-        return slow_device(page.given)
-    return (
-        "Even out the work: sequences of like length per rank (length grouping, packing), stages of one cost."
-    )
 
 
 def _doubts(page: PageFindings, late: Late, waits: Finding | None) -> Iterator[str]:
@@ -436,15 +404,15 @@ def _in_turn(
         told = replace(same, evidence=(fact, *same.evidence))
         page.replace(same, dearer(page, told, waited, waits.ns_per_step if waits else 0))
         return waited
-    label = _label(found.account)
-    mostly = label if found.share >= MAIN_SHARE else "no one account"
+    said = label(found.account)
+    mostly = said if found.share >= MAIN_SHARE else "no one account"
     key = FINDING_OF.get(found.account, UNEVEN)
     experts = found.account == "compute" and has_experts(given)
     evener = (
         "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
         "experts or stages of one cost. A faster network would not help."
     )
-    evidence = f"what the last rank of a step does beyond the others: {percent(found.share, 1)} {label}"
+    evidence = f"what the last rank of a step does beyond the others: {percent(found.share, 1)} {said}"
     told = _waiting(
         waited,
         waits,
@@ -483,11 +451,11 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
     if not rest:
         return
     for_them = sum(share for _, _, share in rest)
-    causes = listed([f"rank {rank} by {_label(account)}" for rank, account, _ in rest])
+    causes = listed([f"rank {rank} by {label(account)}" for rank, account, _ in rest])
     many = called([rank for rank, _, _ in rest])
     each = f"for each other: {many} are late in turn, {causes}"
-    alone = f"for {many}: it is late in its turn, mostly by {_label(rest[0][1])}"
-    advice, named = zip(*(_for_one(page, rank, account) for rank, account, _ in rest), strict=True)
+    alone = f"for {many}: it is late in its turn, mostly by {label(rest[0][1])}"
+    advice, named = zip(*(for_one(page, rank, account) for rank, account, _ in rest), strict=True)
     page.put(
         _waiting(
             for_them,
@@ -500,18 +468,6 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
             account=rest[0][1],
         )
     )
-
-
-def _for_one(page: PageFindings, rank: int, account: str) -> tuple[str, tuple[str, ...]]:
-    """What to do on one of several ranks that are late, each by an account of its own, and the remedies."""
-    slow = account == "compute" and device_is_slow(rank, page.given)
-    remedy, key = _remedy(page, account, slow), _key(account, slow)
-    evened = account == "compute" and key == UNEVEN and not page.given.on_host
-    return remedy if evened else on_ranks(f"rank {rank}", remedy), page.given.named(key)
-
-
-def _label(account: str) -> str:
-    return ACCOUNTS[account].label if account in ACCOUNTS else account
 
 
 def _uneven(found: Finding, rank: int, why: str, given: Given) -> Finding:
@@ -550,7 +506,7 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         account = ACCOUNTS[group.account]
         does = f"have {milliseconds(group.main)} more {account.spent or account.label} than the others"
     slow = bool(slower and slower[1])
-    remedy, key = _remedy(page, group.account, slow), _key(group.account, slow)
+    remedy, key = remedy_of(page, group.account, slow), key_of(group.account, slow)
     bound = like_others_at_most(given, *group.ranks)
     others = _by_the_others(given, group, waited)
     told = _waiting(
@@ -588,7 +544,7 @@ def _together_apart(page: PageFindings, group: LateTogether, waited: int, waits:
         if member is not None and ns >= NEARLY_ALL * member.size * len(given.steps):
             page.drop(member)
     told = [f"rank {rank} has {milliseconds(ns)} {more_of(account)}" for rank, account, ns in group.apart]
-    remedies = [_for_one(page, rank, account)[0] for rank, account, _ in group.apart[:MOST_ADVISED]]
+    remedies = [for_one(page, rank, account)[0] for rank, account, _ in group.apart[:MOST_ADVISED]]
     others = _by_the_others(given, group, waited)
     found = _waiting(
         others,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from .given import BETWEEN, OTHER_HOST, Given
-from .names import spoken
+from lostflops.causes.given import BETWEEN, OTHER_HOST, Given
+from lostflops.causes.names import spoken
 
 # Of pauses between operators, in which another thread runs Python, from which on it holds them up.
 RUNS_BESIDE = 0.8
