@@ -16,8 +16,9 @@ from lostflops.causes import findings
 from lostflops.causes.copies import join_copies
 from lostflops.causes.given import NAMES, Given, has_stages
 from lostflops.causes.host import told_once
-from lostflops.causes.lateness import Excess, Late, also, late_together, late_when, says
+from lostflops.causes.lateness import late_together, late_when
 from lostflops.causes.names import made_of, spoken
+from lostflops.causes.one_rank.late import Excess, Late, also, says
 from lostflops.causes.page_findings import PageFindings
 from lostflops.causes.purposes import surely_waited
 from lostflops.causes.waited_for import dearer
@@ -91,9 +92,10 @@ def test_a_rank_that_is_late_since_a_step_says_so_on_the_page(tmp_path: Path) ->
 def test_a_rank_names_the_second_cause_that_makes_it_late() -> None:
     two = late({DATA: 6 * MS, PYTHON: 4 * MS}, 10 * MS)
     assert says(two) == "6.00 ms of data loading, and 4.00 ms of Python and other CPU work"
-    assert also(two) == PYTHON
-    assert also(late({DATA: 9 * MS, PYTHON: 4 * MS}, 10 * MS)) is None  # the first alone explains it
-    assert also(late({DATA: 6 * MS, PYTHON: 1 * MS}, 10 * MS)) is None
+    assert also(two) == (PYTHON,)
+    assert also(late({DATA: 9 * MS, PYTHON: 4 * MS}, 10 * MS)) == (PYTHON,)  # the first gone, 4 ms remain
+    assert also(late({DATA: 9 * MS, PYTHON: 2 * MS}, 10 * MS)) == ()  # the first alone explains it
+    assert also(late({DATA: 6 * MS, PYTHON: 1 * MS}, 10 * MS)) == ()
     assert says(late({DATA: 6 * MS, COMPUTE: 4 * MS}, 10 * MS)).endswith("and 4.00 ms more of computing")
 
 

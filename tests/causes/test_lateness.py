@@ -13,19 +13,17 @@ from lostflops.causes.given import NAMES, WORK, Given
 from lostflops.causes.host import names_of
 from lostflops.causes.lateness import (
     SYNCHRONISING,
-    Excess,
-    Late,
     LateTogether,
     _only_step,  # pyright: ignore[reportPrivateUsage]
     chain,
     late_rank,
     late_together,
     like_others_at_most,
-    says,
     stages,
     turns,
 )
 from lostflops.causes.longer_compute import slower_compute
+from lostflops.causes.one_rank.late import Excess, Late, says
 
 DATA, PYTHON, WAIT = "idle.data_loading", "idle.other_host_work", "communication.wait"
 MS = 1_000_000

@@ -11,8 +11,6 @@ import pytest
 
 from lostflops.causes.given import NAMES, WORK, Given, has_stages
 from lostflops.causes.lateness import (
-    Excess,
-    Late,
     LateTogether,
     _alone,  # pyright: ignore[reportPrivateUsage]
     _excess_by_step,  # pyright: ignore[reportPrivateUsage]
@@ -28,6 +26,7 @@ from lostflops.causes.lateness import (
 )
 from lostflops.causes.longer_compute import slower_compute
 from lostflops.causes.names import EITHER
+from lostflops.causes.one_rank.late import Excess, Late
 
 DATA, WAIT, BUBBLE = "idle.data_loading", "communication.wait", "idle.pipeline_bubble"
 MS = 1_000_000

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 
 import lostflops
 from lostflops.causes.given import WORK, Given
-from lostflops.causes.longer_compute import has_experts, of_experts
+from lostflops.causes.longer_compute import has_experts, of_experts, slower_compute
 from lostflops.tables import TABLES
 from lostflops.testing import example_table
 from made_runs import Job, Work, made
@@ -45,3 +46,29 @@ def test_a_rank_on_another_gpu_has_no_more_work_and_no_slow_clock(tmp_path: Path
     (first, *_) = lostflops.why(made(tmp_path, tables)).findings
     assert "it runs on NVIDIA A100-SXM4-80GB, the others on NVIDIA H100 80GB HBM3" in first.evidence
     assert "GPUs of one kind" in first.next and "longer sequences" not in str(first)
+
+
+def packed(attention: int, gemm: int, both: int = 100) -> Given:
+    """Rank 1 has so much time in attention and in products, ranks 0 and 2 have 100 and `both`."""
+    rows = [
+        {"rank": rank, "family": family, "kernel": f"{family}|[8, 1, 1]", "calls": 4, "time": time}
+        for rank in range(3)
+        for family, time in (
+            ("attention", attention if rank == 1 else 100),
+            ("gemm", gemm if rank == 1 else both),
+        )
+    ]
+    return replace(given(100, 100), work=pl.DataFrame(rows, schema=WORK))
+
+
+def test_attention_alone_that_takes_longer_has_longer_documents_and_no_slow_gpu() -> None:
+    """A GPU whose clock is low runs products as slowly as attention; long documents cost attention alone."""
+    documents = (
+        "its attention kernels take 2 times as long as the same kernels there, and all others as long as "
+        "theirs: it has more work, such as longer documents packed into its batches"
+    )
+    assert slower_compute(1, packed(200, 100)) == (documents, False)
+    assert slower_compute(1, packed(200, 104)) == (documents, False)
+    slow = "its attention kernels take 2 times as long as the same kernels there", True
+    assert slower_compute(1, packed(200, 180)) == slow
+    assert slower_compute(1, packed(200, 20, 20)) == slow  # too little beside attention to tell

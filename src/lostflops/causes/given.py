@@ -407,10 +407,10 @@ def _saving_beside(trace: Trace, session: Session, ledger: pl.DataFrame) -> pl.D
 
 
 def _beside(session: Session, ledger: pl.DataFrame) -> pl.DataFrame:
-    """What runs Python while the thread that launches pauses between its rows, where it pauses for long."""
+    """What runs Python while the thread that launches pauses between its rows, if a rank does so for long."""
     pauses = pl.col("account").is_in([*BETWEEN, OTHER_HOST])
-    spent = ledger.select(pauses=pl.col("ns").filter(pauses).sum(), all=pl.col("ns").sum())
-    if spent["pauses"][0] < BESIDE_FROM * spent["all"][0]:
+    spent = ledger.group_by("rank").agg(pauses=pl.col("ns").filter(pauses).sum(), all=pl.col("ns").sum())
+    if spent.filter(pl.col("pauses") >= BESIDE_FROM * pl.col("all")).is_empty():
         return BESIDE.to_frame()
     beside = _table(session, "python_beside")
     return (

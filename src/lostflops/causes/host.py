@@ -30,6 +30,7 @@ from .names import (
     spoken,
     without_place,
 )
+from .one_rank.held_up import PAUSES, away, held_up, ranks_held_up
 from .page_findings import PageFindings
 
 BY_NAME = "host-busy-elsewhere"
@@ -50,8 +51,6 @@ BETWEEN_FROM = 0.15
 # Of a step, in which another thread saves: such steps are compared with those in which hardly any does. How
 # many times as long the CPU pauses there, and what of the step that costs, from which on it is the saving's.
 SAVES_BESIDE, HARDLY, TIMES, SLOWED_FROM = 0.5, 0.1, 2, 0.03
-# Of pauses between operators, in which another thread runs Python, from which on it holds them up.
-RUNS_BESIDE = 0.8
 SAVES_OR_LOGS, SAVES, LOGS = "saves a checkpoint or logs", "saves a checkpoint", "logs"
 # Ranges that frameworks and scripts draw around whole phases: what to change lies inside.
 PHASE = re.compile(
@@ -442,38 +441,30 @@ def _slowed_by_saving(page: PageFindings) -> None:
 
 def _beside_python(page: PageFindings) -> None:
     """Pauses under many names, in which another thread runs Python nearly all the time, are its doing."""
-    given, accounts = page.given, (*BETWEEN, OTHER_HOST)
-    members = [found for account in accounts if (found := page.about(account))]
-    whole = sum(given.accounts.get(account, 0) for account in accounts)
-    beside = given.beside.sort("time", "rank", descending=[True, False])
-    ran, pauses = (int(beside[column].sum()) for column in ("time", "pauses"))
-    names = [ns for account in accounts for _, ns in names_of(page, account)]
-    if page.of(SLOWED.name) or not members or not ran or ran < RUNS_BESIDE * pauses:
-        return
-    if len(beside) < len(given.steps):  # not all ranks have such a thread
-        return
-    if 2 * max(names, default=0) >= whole:  # what launches runs one thing, which takes its time anyway
+    given = page.given
+    members = [found for account in PAUSES if (found := page.about(account))]
+    thread = held_up(given, ranks_held_up(given))
+    if page.of(SLOWED.name) or not members or thread is None:
         return
     cost = sum(member.size for member in members)
     if not page.reaches(cost, BETWEEN_FROM if given.on_host else SLOWED_FROM):
         return
     for member in members:
         page.drop(member)
-    name, runs = spoken(beside["name"][0]), percent(ran, pauses)
+    runs = percent(thread.ran, thread.pauses)
     idle = sum(ns for account, ns in given.accounts.items() if account.startswith("idle."))
     most = max(idle, *(member.ns_per_step for member in members))  # others wait for a rank that is held up
     page.put(
         Finding(
             name=BESIDE.name,
             claim=f"{'Nothing computes for' if given.on_host else 'The GPU idles'} {page.share(cost)} while "
-            f"another thread runs Python: {name}.",
+            f"another thread runs Python: {thread.name}.",
             # Waiting for Python's lock lengthens a processor's operators too; a GPU idles for all of it.
             gain="unknown" if given.on_host else "at most",
             ns_per_step=0 if given.on_host else most,
             cost_per_step=cost,
             evidence=(f"it runs in {runs} of that time, and Python lets one thread run at a time",),
-            next=f"Move {name} to a process of its own, which has its own Python lock, or let it wait while "
-            "a step runs.",
+            next=away(thread.name),
             recipe="idle_summary",
             accounts=tuple(dict.fromkeys(account for member in members for account in member.accounts)),
         )

@@ -10,10 +10,8 @@ for most of the waiting, and the late one is told by waiting least.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -23,21 +21,23 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.finding import milliseconds, percent
 from lostflops.recipes.accounting import WAIT
 
-from .given import COMMUNICATION, Given, has_stages
+from .given import COMMUNICATION, OTHER_HOST, Given, has_stages
 from .host import BETWEEN, SYNCS
 from .host import WAITS as SYNCHRONISING_CALLS
 from .longer_compute import ALIKE, slower_compute
 from .names import (
     ALL_OF_IT,
     BEFORE,
-    EITHER,
     IN_A_ROW,
+    NAMED_FROM,
     STEADY,
     called,
     in_some,
     saved_or_logged,
     spoken,
 )
+from .one_rank.held_up import PAUSES, held_up
+from .one_rank.late import FIRST_ALONE, MOST_CAUSES, SYNCHRONISING, Excess, Late, also
 
 MORE_THAN_EVEN = 1.5  # times its even share of all waiting
 OWN_SHARE = 0.5  # of its lateness, which a rank's own work has to explain
@@ -47,59 +47,9 @@ AS_A_RULE = 0.8  # of the steps, in which ranks are late that are so together
 PASSED_ON = 0.03  # of the step, from which on waiting least tells a late rank that is not blamed for most
 ALONE = 0.8  # of what even ranks gain, from which on it is one rank that is late
 VARIES = 1.25  # times its least lateness in a step: that of a rank whose batches are uneven
-FIRST_ALONE, SECOND_TOO = 0.8, 0.2  # of its lateness: what one account explains, and another beside it
-SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble", "idle.other_device")
 # What a rank may spend on others beside: its host waits for its device, which waits for them.
 MAY_WAIT = (*NOT_OWN, SYNCHRONISING, "idle.dependency")
-
-
-@dataclass(frozen=True)
-class Excess:
-    """What a rank spends beyond the median of the others in a mean step: by account, the most first."""
-
-    rank: int
-    by_account: Mapping[str, int]
-    parts: tuple[tuple[str, int], ...]  # the names in the largest account, ns beyond the others' in each
-    own: int  # what the rank has of the largest account, ns
-    saved_or_logged: str = EITHER  # which of both, where that is the largest account
-    waits: int = 0  # how often per step its host waits for its device, where that keeps it from running ahead
-
-    @property
-    def account(self) -> str:
-        return next(iter(self.by_account))
-
-    @property
-    def ns(self) -> int:
-        """How much more time of its own the rank has in all."""
-        return sum(self.by_account.values())
-
-    @property
-    def main(self) -> int:
-        """How much of that is in the largest account."""
-        return self.by_account[self.account]
-
-
-@dataclass(frozen=True)
-class Late:
-    """A rank that makes the others wait: `ns` in a mean step is what its coming with the next would save."""
-
-    rank: int
-    ns: int
-    waited: int  # what another rank waits for it in a mean step, ns
-    excess: Excess
-    only_step: int | None  # the one step in which it was late, where it was late once
-    steps: int  # steps of that rank
-    unmatched: int
-    assumed: bool
-    table: Mapping[str, Any]
-    explains: int = 0  # waiting that it causes, of a mean step and rank, ns
-    at_most: int = 0  # what its being like the others could gain, of a mean step and rank, ns
-    seen: str = ""  # what tells that it is late, where not all members of collectives are here
-
-    @cached_property
-    def cause(self) -> str:
-        return self.excess.account
 
 
 def late_rank(given: Given) -> Late | None:
@@ -295,24 +245,38 @@ def _excess(given: Given, rank: int) -> Excess | None:
     if rank not in steps or not others:
         return None
     own = given.ledger.filter(~pl.col("account").is_in(NOT_OWN))
-    waits = _waits_often(given, rank)
+    waits, thread = _waits_often(given, rank), held_up(given, [rank])
     if waits:  # its launches and its Python show because it never runs ahead
         refilling = pl.when(pl.col("account").is_in(BETWEEN)).then(pl.lit(SYNCHRONISING)).otherwise("account")
         own = own.with_columns(account=refilling)
+    elif thread is not None:  # its launches are as slow as its Python, for one reason
+        paused = pl.when(pl.col("account").is_in(PAUSES)).then(pl.lit(OTHER_HOST)).otherwise("account")
+        own = own.with_columns(account=paused)
     beyond = _beyond(own.group_by("rank", "account").agg(pl.col("ns").sum()), "account", rank, steps)
     ordered = dict(sorted(beyond.items(), key=lambda part: (-part[1], part[0])))
     if not ordered or next(iter(ordered.values())) <= 0:
         return None
     main = next(iter(ordered))
-    refills = waits and main == SYNCHRONISING
-    of_main = (main, *BETWEEN) if refills else (main,)
-    mine = given.names.filter(pl.col("account").is_in(of_main)).drop_nulls("name")
-    parts = _beyond(mine.group_by("rank", "name").agg(pl.col("ns").sum()), "name", rank, steps)
-    named = sorted(((spoken(name), ns) for name, ns in parts.items()), key=lambda p: (-p[1], p[0]))
-    kind = saved_or_logged([part for part in parts.items() if part[1] > 0])
+    names = names_beyond(given, rank, main, bool(waits))
     held = int(own.filter((pl.col("rank") == rank) & (pl.col("account") == main))["ns"].sum()) // steps[rank]
-    told = tuple(part for part in named if part[1] > 0)
-    return Excess(rank, ordered, told, held, kind, waits if refills else 0)
+    kind = saved_or_logged(names)
+    return Excess(rank, ordered, spoken_parts(names), held, kind, waits, None if waits else thread)
+
+
+def names_beyond(given: Given, rank: int, account: str, refills: bool = False) -> list[tuple[str, int]]:
+    """The names of an account of which the rank has more than the others, and how much, ns.
+
+    A host that waits for its device (`refills`) has its launches and its Python with that.
+    """
+    accounts = (account, *BETWEEN) if refills and account == SYNCHRONISING else (account,)
+    mine = given.names.filter(pl.col("account").is_in(accounts)).drop_nulls("name")
+    more = _beyond(mine.group_by("rank", "name").agg(pl.col("ns").sum()), "name", rank, given.steps)
+    return [part for part in more.items() if part[1] > 0]
+
+
+def spoken_parts(names: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Names as findings speak them, the largest first."""
+    return tuple(sorted(((spoken(name), ns) for name, ns in names), key=lambda p: (-p[1], p[0])))
 
 
 def _waits_often(given: Given, rank: int) -> int:
@@ -433,6 +397,9 @@ class Turns:
     account: str
     share: float  # of the lateness that is in that account
     ranks: tuple[int, ...]  # those with most of their own in some step
+    # Of few ranks each one's account with most beyond the others in its steps, and how much of that there is
+    # in all steps, ns; where these differ.
+    apart: tuple[tuple[int, str, int], ...] = ()
 
 
 def turns(given: Given) -> Turns | None:
@@ -458,17 +425,27 @@ def turns(given: Given) -> Turns | None:
         .group_by("step", "account")
         .agg(beside=pl.col("ns").median())
     )
-    more = (
+    beyond = (
         accounts.join(last, on=["step", "rank"])
         .join(beside, on=["step", "account"])
-        .group_by("account")
-        .agg(ns=(pl.col("ns") - pl.col("beside")).clip(0).sum())
-        .sort("ns", "account", descending=[True, False])
+        .with_columns(ns=(pl.col("ns") - pl.col("beside")).clip(0))
     )
+    more = beyond.group_by("account").agg(pl.col("ns").sum())
+    more = more.sort("ns", "account", descending=[True, False])
     if more.is_empty() or not more["ns"][0]:
         return None
     ranks = tuple(spread["rank"].unique().sort())
-    return Turns(explained, more["account"][0], more["ns"][0] / more["ns"].sum(), ranks)
+    share = more["ns"][0] / more["ns"].sum()
+    apart: list[tuple[int, str, int]] = []
+    if share < FIRST_ALONE:
+        sums = beyond.group_by("rank", "account").agg(pl.col("ns").sum())
+        own_most = sums.sort("ns", "account", descending=[True, False]).unique(
+            "rank", keep="first", maintain_order=True
+        )
+        each = own_most.filter(pl.col("ns") >= NAMED_FROM * pl.col("ns").sum()).sort("rank")
+        if each["account"].n_unique() > 1 and each.height <= MOST_CAUSES:
+            apart = each.select("rank", "account", "ns").rows()
+    return Turns(explained, more["account"][0], share, ranks, tuple(apart))
 
 
 def takes_turns(late: Late, given: Given) -> bool:
@@ -499,41 +476,6 @@ def late_when(late: Late, given: Given) -> str:
     return in_some(steps, each)
 
 
-def says(late: Late) -> str:
-    """What the rank has more of than the others, in words: '142 ms of Python (`f` (a.py:3))'."""
-    second = also(late)
-    if second is None:
-        return _mainly(late)
-    return f"{_mainly(late)}, and {milliseconds(late.excess.by_account[second])} {more_of(second)}"
-
-
-def also(late: Late) -> str | None:
-    """The second account that makes the rank late, where the first alone does not."""
-    excess = late.excess
-    second = next(islice(excess.by_account.items(), 1, None), None)
-    if second is None or second[0] not in ACCOUNTS or excess.main >= FIRST_ALONE * late.ns:
-        return None
-    return second[0] if second[1] >= SECOND_TOO * late.ns else None
-
-
-def _mainly(late: Late) -> str:
-    excess = late.excess
-    if late.cause == "compute":
-        return f"it computes {milliseconds(excess.main)} longer than the others"
-    account = ACCOUNTS[late.cause]
-    spent = (account.spent or account.label).replace(EITHER, excess.saved_or_logged)
-    said = f"{milliseconds(excess.own)} {spent}"
-    if excess.waits:
-        said = (
-            f"its CPU waits for the GPU {excess.waits} times per step, which costs {milliseconds(excess.own)}"
-        )
-    elif excess.parts and 2 * excess.parts[0][1] >= excess.main and " (" in excess.parts[0][0]:
-        said += f", {excess.parts[0][0]}"
-    if excess.own - excess.main >= ALIKE * excess.own:
-        said += f", against {milliseconds(excess.own - excess.main)} on the others"
-    return said
-
-
 def chain(late: Late, given: Given) -> Iterator[str]:
     """The evidence: who waits for whom, how often, and what the rank has more of."""
     table = late.table
@@ -544,8 +486,11 @@ def chain(late: Late, given: Given) -> Iterator[str]:
             yield slower[0]
     yield from _replayed(late, given)
     yield from _without_core(late, given)
+    if late.excess.thread and OTHER_HOST in (late.cause, *also(late)):
+        runs = percent(late.excess.thread.ran, late.excess.thread.pauses)
+        yield f"that thread runs in {runs} of its pauses, and Python lets one thread run at a time"
     for account, ns in list(late.excess.by_account.items())[1:3]:
-        if ns >= ALIKE * late.ns and account in ACCOUNTS:
+        if ns >= ALIKE * late.ns and account in ACCOUNTS and account not in also(late):
             yield f"{ACCOUNTS[account].label}: {milliseconds(ns)} more per step than on the others"
     if late.unmatched:
         yield f"not in this: {late.unmatched:,} of its collectives that could not be matched"
@@ -582,10 +527,3 @@ def _without_core(late: Late, given: Given) -> Iterator[str]:
     more = by_rank[late.rank] - median(others)
     if 2 * more >= late.ns:
         yield f"its thread waits {milliseconds(more)} per step longer for a processor core than the others"
-
-
-def more_of(account: str) -> str:
-    """What a rank has more of than the others, after its amount."""
-    if account == "compute":
-        return "more of computing"
-    return ACCOUNTS[account].spent or f"of {ACCOUNTS[account].label}"

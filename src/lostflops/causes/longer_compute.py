@@ -19,6 +19,11 @@ SHAPE = r"\[\d[\d, ]*\]"  # of one tensor, in the text of all of an operator's
 RESIZED = 0.1  # of a rank's kernels, that the others run as often on smaller grids
 MUCH = 0.1  # by how much a rank may launch more than another that does as much
 MOST = 0.5  # of what a rank computes longer, that is in kernels of experts
+ATTENTION, ENOUGH = (
+    "attention",
+    0.25,
+)  # of what the others compute, beside attention, that tells a device's pace
+DOCUMENTS = "longer documents packed into its batches"
 ADVICE = (
     "Even out the tokens per expert: the router's auxiliary loss or bias, a capacity per expert, or busy "
     "experts on ranks of their own."
@@ -100,6 +105,8 @@ def slower_compute(rank: int, given: Given) -> tuple[str, bool] | None:
         said = f"its {most['family']} {kind} take {most['ratio']:.2g} times as long as {those}"
         if more := _asks_for_more(rank, given):
             return f"{said}, {more}: it has more work, such as {_such(given)}", False
+        if not given.on_host and most["family"] == ATTENTION and _others_keep_pace(families):
+            return f"{said}, and all others as long as theirs: it has more work, such as {DOCUMENTS}", False
         return said, _all_slower(same.filter(pl.col("family").eq_missing(most["family"])))
     if calls > (1 + ALIKE) * theirs:
         return f"it runs {calls / theirs:.2g} times as many {kind} per step", False
@@ -112,6 +119,20 @@ def slower_compute(rank: int, given: Given) -> tuple[str, bool] | None:
             return f"{larger}: it has more work, such as {_such(given)}", False
         return "it takes longer for inputs that are no larger than theirs", True
     return f"it runs other or larger {kind} than they do: it has more work, such as {_such(given)}", False
+
+
+def _others_keep_pace(families: pl.DataFrame) -> bool:
+    """Whether the kernels beside attention take as long as on the other ranks, and are enough to tell.
+
+    A slower device is so for all kernels. Attention alone costs more for the same shapes where what is packed
+    into a batch has longer documents in it.
+    """
+    beside = families.filter(pl.col("family") != ATTENTION)
+    time, theirs, whole = (
+        int(frame[column].sum() or 0)
+        for frame, column in ((beside, "time"), (beside, "their_time"), (families, "their_time"))
+    )
+    return theirs >= ENOUGH * whole and time <= (1 + ALIKE / 2) * theirs
 
 
 def _such(given: Given) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -14,13 +14,11 @@ from lostflops.recipes.communication.split import ALL_HERE
 
 from .between_ranks.exposed import EXPOSED, WAITING_TOLD, exposed_communication
 from .between_ranks.few_ranks import late_among_few, waited_in_turn
-from .declared import LOGGING
 from .given import OTHER_HOST, Given, has_stages
 from .host import PER_STEP
 from .lateness import (
-    Late,
     LateTogether,
-    also,
+    Turns,
     chain,
     explained_by_work,
     faster_links_at_most,
@@ -30,11 +28,11 @@ from .lateness import (
     late_when,
     like_others_at_most,
     like_the_least_at_most,
-    more_of,
+    names_beyond,
     replayed_even,
-    says,
     shared_at_most,
     shares_lateness,
+    spoken_parts,
     stages,
     takes_turns,
     turns,
@@ -49,7 +47,10 @@ from .longer_compute import (
     slow_device,
     slower_compute,
 )
-from .names import LOGGED, called, listed, made_of, on_ranks
+from .names import LOGGED, called, listed, made_of, on_ranks, saved_or_logged
+from .one_rank.advised import FINDING_OF, UNEVEN, cheaper_there, for_one, key_of, label, remedy_of
+from .one_rank.held_up import away
+from .one_rank.late import Late, also, more_of, says
 from .page_findings import PageFindings
 from .purposes import main_purpose
 from .stages import BUBBLE, WAITS_FROM, join_stages, slowest_stage
@@ -61,12 +62,12 @@ SLOW_LINK = "slow-link"
 PAGEABLE = "copies-pageable"
 MUCH = 0.1  # by how much a rank may copy more than another that does as much
 LAUNCHING = "idle.launch_bound"
+SAVING = "idle.checkpoint_logging"
 SLOW_HOST = (
     "Find out why its CPU is slower, for it launches no more than the others: other processes on its cores "
     "(`top`), a core per process (`torchrun --numa-binding=node`), the clock (`cpupower frequency-info`)."
 )
 CLOCKS = "gpu-clocks-held-down"
-UNEVEN = "uneven-work"  # what remedies know it by that ranks have unlike amounts to do: it is for all of them
 OWN_WORK = (
     "In those steps it does what the others do not, such as an evaluation: share that among all ranks, do it "
     "less often, or in a job of its own."
@@ -80,7 +81,6 @@ EXPLAINED = 0.5  # of the waiting, that ranks' own work explains
 NEARLY_ALL = 0.8  # of the time on all ranks, that is one's
 MOST_ADVISED = 3  # ranks that are late for causes of their own
 MAIN_SHARE = 0.5  # of a rank's lateness, that one account holds
-FINDING_OF = {name: account.loss.finding for name, account in ACCOUNTS.items() if account.loss}
 
 
 def join_waiting(page: PageFindings) -> None:
@@ -95,9 +95,10 @@ def join_waiting(page: PageFindings) -> None:
         moving = left + spent.get("communication.transfer", 0) + spent.get("communication.exposed", 0)
         if page.reaches(moving, EXPOSED_FROM) and found:
             error = milliseconds(given.clocks_apart // 2)
-            doubt = (
+            told = (
                 f"{milliseconds(left)} of it looks like waiting, which clocks known to {error} cannot tell."
             )
+            doubt = told if page.reaches(left, WAITING_TOLD) else ""
             exposed_communication(page, replace(exposed or found[-1], doubt=doubt), moving, 0)
         return
     late, among, unsplit = late_rank(given) or late_among_few(given), None, 0
@@ -172,10 +173,10 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     for member in members:
         page.drop(member)
     logged = late.excess.saved_or_logged == LOGGED
-    key = _key(late.cause, device_slow, logged)
+    key = key_of(late.cause, device_slow, logged)
     own = given.own_remedy(late.cause)
     remedy, named = (
-        own or _remedy(page, late.cause, device_slow, logged),
+        own or remedy_of(page, late.cause, device_slow, logged),
         () if own else given.named(key),
     )
     if shared and of_experts(late.rank, given):
@@ -184,14 +185,18 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
         remedy, named = OWN_WORK, ()
     parts = late.excess.parts
     if late.cause == OTHER_HOST and not own and parts and 2 * parts[0][1] >= late.excess.main:
-        remedy = f"Make {parts[0][0]} cheaper there, or take it out of the step."
+        remedy = cheaper_there(parts[0][0])
     if late.cause == LAUNCHING and launches_as_many(late.rank, given):
         remedy, named = SLOW_HOST, ()
+    if late.excess.thread and late.cause == OTHER_HOST:
+        remedy, named = away(late.excess.thread.name), ()
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
         page.drop(copying)  # no other rank has them
         members, remedy, named = [*members, copying], copying.next, given.named(PAGEABLE)
-    second = also(late)
+    beside = list(_beside(page, late))
+    advised = remedy if uneven and remedy != slow_device(given) else on_ranks(f"rank {late.rank}", remedy)
+    parts = () if late.excess.thread and late.cause == OTHER_HOST else late.excess.parts
     told = made_of(
         Finding(
             name=ARRIVES,
@@ -200,17 +205,49 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             ns_per_step=max(late.at_most, shared_at_most(given)) if shared else late.at_most,
             cost_per_step=late.ns,
             evidence=(*chain(late, given), *(c.claim.rstrip(".") for c in members if c in (clocks, copying))),
-            next=remedy if uneven and remedy != slow_device(given) else on_ranks(f"rank {late.rank}", remedy),
+            next=" ".join((advised, *(each.next for each in beside))),
             recipe="communication_imbalance",
             doubt=" ".join(_doubts(page, late, waits)),
-            accounts=(late.cause, "communication.wait", *((second,) if second else ())),
+            accounts=(late.cause, "communication.wait", *(each.account for each in beside)),
             rank=late.rank,
-            remedies=named,
-            edit=EVEN_WORK if shared else "",
+            remedies=tuple(dict.fromkeys((*named, *(name for each in beside for name in each.remedies)))),
+            edit=EVEN_WORK if shared and not beside else "",
         ),
-        late.excess.parts,
+        (*parts, *(part for each in beside for part in each.parts)),
     )
     page.put(told)
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """Another account that makes a rank late: what it is called there, and what to do."""
+
+    account: str
+    next: str
+    remedies: tuple[str, ...]
+    parts: tuple[tuple[str, int], ...]
+
+
+def _beside(page: PageFindings, late: Late) -> Iterator[_Beside]:
+    """What else makes the rank late; its finding goes where no other rank has it."""
+    given, excess = page.given, late.excess
+    for account in also(late):
+        same = page.about(account)
+        if same is not None and same.size * max(2, len(given.steps)) <= 2 * excess.by_account[account]:
+            page.drop(same)
+        names = names_beyond(given, late.rank, account, bool(excess.waits))
+        parts = spoken_parts(names)
+        slow = account == "compute" and device_is_slow(late.rank, given)
+        logged = account == SAVING and saved_or_logged(names) == LOGGED
+        own = given.own_remedy(account)
+        remedy = own or remedy_of(page, account, slow, logged)
+        named = () if own else given.named(key_of(account, slow, logged))
+        if account == OTHER_HOST and excess.thread:
+            remedy, named, parts = away(excess.thread.name), (), ()
+        elif account == OTHER_HOST and parts and 2 * parts[0][1] >= excess.by_account[account]:
+            remedy = cheaper_there(parts[0][0])
+        evened = account == "compute" and not slow and not given.on_host
+        yield _Beside(account, remedy if evened else on_ranks(f"rank {late.rank}, too", remedy), named, parts)
 
 
 def _most_of_all(page: PageFindings, late: Late, waited: int) -> int:
@@ -245,29 +282,6 @@ def _claim(page: PageFindings, late: Late) -> str:
     if when := late_when(late, given):
         return f"{said}, {when}. Spread over all steps: {why}."
     return f"{said}: {why}."
-
-
-def _remedy(page: PageFindings, cause: str, device_slow: bool, logged: bool = False) -> str:
-    """What to do on ranks that are late by an account."""
-    key = _key(cause, device_slow, logged)
-    return page.given.advice(key, "Log less often." if logged else _advice(page, cause, device_slow))
-
-
-def _key(cause: str, device_slow: bool, logged: bool = False) -> str:
-    """The name that remedies know such lateness by."""
-    if logged:
-        return LOGGING.name
-    return FINDING_OF.get(cause, "slow-device" if device_slow else UNEVEN)
-
-
-def _advice(page: PageFindings, cause: str, device_slow: bool) -> str:
-    if cause in ACCOUNTS and cause != "compute":
-        return ACCOUNTS[cause].remedy
-    if device_slow or page.given.on_host:
-        return slow_device(page.given)
-    return (
-        "Even out the work: sequences of like length per rank (length grouping, packing), stages of one cost."
-    )
 
 
 def _doubts(page: PageFindings, late: Late, waits: Finding | None) -> Iterator[str]:
@@ -378,6 +392,9 @@ def _in_turn(
     # The same rank in every step would be late as a rule, and arrive last.
     if found is None or len(found.ranks) < 2 or max(found.explained, even) < EXPLAINED * waited:
         return 0
+    if found.apart and not pauses and found.explained >= EXPLAINED * waited:
+        _in_turn_apart(page, found, waited, waits)
+        return waited
     same = page.about(found.account) if found.share >= MAIN_SHARE else None
     if pauses and (same is None or not found.account.startswith("idle.")):
         return 0
@@ -387,15 +404,15 @@ def _in_turn(
         told = replace(same, evidence=(fact, *same.evidence))
         page.replace(same, dearer(page, told, waited, waits.ns_per_step if waits else 0))
         return waited
-    label = ACCOUNTS[found.account].label if found.account in ACCOUNTS else found.account
-    mostly = label if found.share >= MAIN_SHARE else "no one account"
+    said = label(found.account)
+    mostly = said if found.share >= MAIN_SHARE else "no one account"
     key = FINDING_OF.get(found.account, UNEVEN)
     experts = found.account == "compute" and has_experts(given)
     evener = (
         "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
         "experts or stages of one cost. A faster network would not help."
     )
-    evidence = f"what the last rank of a step does beyond the others: {percent(found.share, 1)} {label}"
+    evidence = f"what the last rank of a step does beyond the others: {percent(found.share, 1)} {said}"
     told = _waiting(
         waited,
         waits,
@@ -414,6 +431,43 @@ def _in_turn(
         told = replace(told, evidence=(f"rank {found.ranks[0]}: {slower[0]}", *told.evidence))
     page.put(told if slower is None or slower[1] else _uneven(told, found.ranks[0], slower[0], given))
     return waited
+
+
+def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding | None) -> None:
+    """Ranks are late in turn, each for a cause of its own, which has its share of the waiting."""
+    given = page.given
+    whole = sum(ns for _, _, ns in found.apart)
+    rest: list[tuple[int, str, int]] = []
+    for rank, account, ns in found.apart:
+        share, same = waited * ns // whole, page.about(account)
+        if same is None:
+            rest.append((rank, account, share))
+            continue
+        fact = (
+            f"rank {rank} is late in its turn because of it: ranks wait {milliseconds(share)} per step for it"
+        )
+        told = replace(same, evidence=(fact, *same.evidence))
+        page.replace(same, dearer(page, told, share, like_the_least_at_most(given)))
+    if not rest:
+        return
+    for_them = sum(share for _, _, share in rest)
+    causes = listed([f"rank {rank} by {label(account)}" for rank, account, _ in rest])
+    many = called([rank for rank, _, _ in rest])
+    each = f"for each other: {many} are late in turn, {causes}"
+    alone = f"for {many}: it is late in its turn, mostly by {label(rest[0][1])}"
+    advice, named = zip(*(for_one(page, rank, account) for rank, account, _ in rest), strict=True)
+    page.put(
+        _waiting(
+            for_them,
+            waits,
+            at_most=like_the_least_at_most(given),
+            claim=f"Ranks wait {page.share(for_them)} {alone if len(rest) == 1 else each}.",
+            evidence=(),
+            remedy=" ".join(advice),
+            named=tuple(dict.fromkeys(name for some in named for name in some)),
+            account=rest[0][1],
+        )
+    )
 
 
 def _uneven(found: Finding, rank: int, why: str, given: Given) -> Finding:
@@ -452,7 +506,7 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         account = ACCOUNTS[group.account]
         does = f"have {milliseconds(group.main)} more {account.spent or account.label} than the others"
     slow = bool(slower and slower[1])
-    remedy, key = _remedy(page, group.account, slow), _key(group.account, slow)
+    remedy, key = remedy_of(page, group.account, slow), key_of(group.account, slow)
     bound = like_others_at_most(given, *group.ranks)
     others = _by_the_others(given, group, waited)
     told = _waiting(
@@ -490,10 +544,7 @@ def _together_apart(page: PageFindings, group: LateTogether, waited: int, waits:
         if member is not None and ns >= NEARLY_ALL * member.size * len(given.steps):
             page.drop(member)
     told = [f"rank {rank} has {milliseconds(ns)} {more_of(account)}" for rank, account, ns in group.apart]
-    remedies = [
-        on_ranks(f"rank {rank}", _remedy(page, account, account == "compute" and device_is_slow(rank, given)))
-        for rank, account, _ in group.apart[:MOST_ADVISED]
-    ]
+    remedies = [for_one(page, rank, account)[0] for rank, account, _ in group.apart[:MOST_ADVISED]]
     others = _by_the_others(given, group, waited)
     found = _waiting(
         others,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from lostflops.accounts import ACCOUNTS
@@ -18,6 +19,7 @@ SMALL = "collectives-small"
 NETWORK = (SMALL, "communication-slower-than-measured")
 # The next operation needs what each of them brings, so no two can be sent as one.
 NEVER_JOINED = (TENSOR, CONTEXT, EXPERTS, STAGES)
+MOSTLY_ONE, LED = 0.8, 0.05  # of what ranks wait, hidden or not, that is one's; of the step: its lead
 WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
 
 
@@ -57,6 +59,7 @@ def exposed_communication(page: PageFindings, base: Finding, moving: int, waited
             cost_per_step=moving + waited,
             ns_per_step=min(base.ns_per_step, _transfer(page, base) + waited),
             evidence=(
+                *_one_comes_last(page),
                 # These count the waiting that has a finding of its own.
                 *exposed_for(given),
                 *((untold,) if untold else ()),
@@ -69,6 +72,22 @@ def exposed_communication(page: PageFindings, base: Finding, moving: int, waited
         exposed_operations(given),
     )
     page.put(told)
+
+
+def _one_comes_last(page: PageFindings) -> Iterator[str]:
+    """The rank that comes to collectives long after the others, which compute meanwhile: nobody waits for it
+    in the open, but it has no compute left to hide them with."""
+    table, given = page.given.table("communication_imbalance"), page.given
+    if table is None or len(given.steps) < 3:
+        return
+    for row in table.drop_nulls("rank").head(1).iter_rows(named=True):
+        led = (row["lead"] or 0) // max(1, given.steps.get(row["rank"], 1))
+        waited = (row["per_step"] or 0) * len(given.steps)
+        if (row["blame_share"] or 0) >= MOSTLY_ONE and page.reaches(led, LED) and 2 * waited < led:
+            yield (
+                f"rank {row['rank']} comes {milliseconds(led)} per step after the others, which compute "
+                f"meanwhile: last in {row['last']:,} of {row['collectives']:,} collectives"
+            )
 
 
 def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) -> None:

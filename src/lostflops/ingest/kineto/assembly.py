@@ -32,7 +32,7 @@ from lostflops.tables import NAME
 # Annotations of the years before annotations had a category of their own.
 ANNOTATION = (
     r"^(?:ProfilerStep#|enumerate\(DataLoader\)#|Optimizer\.(?:step|zero_grad)#|DistributedDataParallel\.forward"
-    r"|nccl:|gloo:|lostflops:)"
+    r"|nccl:|gloo:|mpi:|ucc:|lostflops:)"
 )
 
 # A device that a process merely touches is no rank of its own.

@@ -1,11 +1,12 @@
 """Find every communication operation of a Kineto trace, from the best evidence each one has.
 
-1 metadata on the kernel or the enclosing `record_param_comms`; 2 an `nccl:` or `gloo:` annotation with
+1 metadata on the kernel or the enclosing `record_param_comms`; 2 an annotation as of `nccl:` or `gloo:` with
 shapes; 3 the enclosing c10d operator; 4 the kernel's name; 5 a stream that only communication uses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -28,6 +29,9 @@ DTYPE_BYTES = {
     "complexfloat": 8, "complexdouble": 16, "c10::complex<float>": 8, "c10::complex<double>": 16,
 }  # fmt: skip
 
+# Annotations of process groups' backends, and whose they are: on tensors of a device, and of the host.
+ON_DEVICE = ("nccl:", "ucc:")
+ON_HOST = {"gloo:": "gloo", "mpi:": "MPI", "ucc:": "UCC"}
 # What gloo runs for a c10d operator, where it is not the operation of the same name.
 GLOO_RUNS = {"reduce-scatter": "all-reduce"}
 PARAMETERS = {
@@ -76,7 +80,7 @@ class Found:
 
 
 def communication(given: Communication) -> Found:
-    """All communication of one rank, on the device and on the host (gloo)."""
+    """All communication of one rank, on the device and on the host (gloo, MPI, UCC)."""
     meta = _metadata(given)
     kernels, copies = given.kernels, given.copies
     carried: list[pl.DataFrame] = []
@@ -157,8 +161,9 @@ def _metadata(given: Communication) -> pl.DataFrame:
             pl.col("meta").cast(pl.Int64),
             group=group,
             peer=peer,
-            bytes_in=pl.col("in_elements") * size,
-            bytes_out=pl.col("out_elements") * size,
+            # What is coalesced has its sizes in its parts.
+            bytes_in=pl.when(pl.col("kind") != "unknown").then(pl.col("in_elements") * size),
+            bytes_out=pl.when(pl.col("kind") != "unknown").then(pl.col("out_elements") * size),
         )
         .select("meta", "kind", "group", "group_size", "peer", "bytes_in", "bytes_out", "dtype", "sequence")
     )
@@ -169,7 +174,7 @@ class _Enclosing:
 
     def __init__(self, given: Communication, meta: pl.DataFrame) -> None:
         operators, ranges = given.operators, given.ranges
-        self.parameters = self.annotations = self.operators = None
+        self.parameters = self.annotations = self.operators = self.described = None
         if operators is not None:
             text = _texts(operators["name"])
             described = operators.filter(pl.col("meta").is_not_null())
@@ -177,6 +182,7 @@ class _Enclosing:
                 described = described.join(meta, on="meta", how="left", maintain_order="left")
                 described = described.filter(pl.col("kind").is_not_null())
                 self.parameters = OperatorTree(described) if described.height else None
+                self.described = described
             kinds = {t: collective_kind(t) for t in text if t.startswith(("c10d::", "_c10d_functional::"))}
             kinds = {t: k for t, k in kinds.items() if k is not None}
             found = operators.filter(pl.col("name").cast(pl.String).is_in(list(kinds)))
@@ -184,7 +190,7 @@ class _Enclosing:
                 found = found.with_columns(kind=_mapped(found["name"], kinds))
                 self.operators = OperatorTree(found)
         if ranges is not None:
-            self.annotations = _annotations(given, ranges, ("nccl:",))
+            self.annotations = _annotations(given, ranges, ON_DEVICE)
 
     def describe(self, work: pl.DataFrame) -> pl.DataFrame:
         """For each row launched at launch_start on thread: kind, group, sizes and evidence (null: none)."""
@@ -276,6 +282,50 @@ def _tensor(dims: list[Any], kinds: list[Any]) -> tuple[int | None, str | None]:
     return (total if total < MOST_BYTES else None), kind
 
 
+def _messages_in_one_launch(rows: pl.DataFrame, described: pl.DataFrame | None) -> pl.DataFrame:
+    """Launches that nothing explains, after sends and receives that launched nothing: they carry those.
+
+    `batch_isend_irecv` describes each message where it is asked for, and launches all of them afterwards. Of
+    a single one all is known; of several, that they are messages, and in which group.
+    """
+    if described is None:
+        return rows
+    of_one = ["peer", "bytes_in", "bytes_out", "sequence"]
+    told = ["group", "group_size", "dtype", *of_one]
+    asked = described.select("thread", "end", "kind", *told, at="start").sort("thread", "at")
+    launched = rows.select("_row", "thread", unknown=pl.col("kind") == "unknown", at="launch_start")
+    launched = launched.drop_nulls(["thread", "at"]).sort("thread", "at", "_row")
+    keys: dict[str, Any] = {"on": "at", "by": "thread", "check_sortedness": False}
+    within = launched.select("thread", "at").join_asof(
+        asked.select("thread", "at", "end", began="at"), **keys
+    )
+    launching = within.filter(pl.col("at") < pl.col("end")).select("thread", at="began")
+    later = asked.join(launching, on=["thread", "at"], how="anti", maintain_order="left")
+    later = later.with_columns(nth=pl.int_range(pl.len()).over("thread"))
+    before = launched.join_asof(later.rename({c: f"{c}_asked" for c in ("kind", *told)}), **keys)
+    many = pl.col("nth") - pl.col("nth").shift(1).over("thread").fill_null(-1)
+    here = before.with_columns(many=pl.when(pl.col("nth").is_not_null()).then(many)).filter(
+        "unknown", pl.col("many") > 0, pl.col("kind_asked").is_in(["send", "receive"])
+    )
+    alone = pl.col("many") == 1
+    carried = here.select(
+        "_row",
+        *(pl.col(f"{c}_asked") for c in told if c not in of_one),
+        *(pl.when(alone).then(f"{c}_asked").alias(f"{c}_asked") for c in of_one),
+        together=pl.when(alone).then("kind_asked").otherwise(pl.lit("send-receive")),
+    )
+    found = rows.join(carried, on="_row", how="left", maintain_order="left")
+    return found.with_columns(
+        pl.coalesce("together", "kind").alias("kind"),
+        *(pl.coalesce(c, f"{c}_asked").alias(c) for c in told),
+    )
+
+
+def _known(column: str) -> pl.Expr:
+    """A kind, where it says more than that several operations are coalesced."""
+    return pl.when(pl.col(column) != "unknown").then(pl.col(column))
+
+
 def _on_kernels(
     kernels: pl.DataFrame, given: Communication, meta: pl.DataFrame
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -307,8 +357,9 @@ def _on_kernels(
     ).drop("_row", "meta", "library", "kind")
     if talking.is_empty():
         return kernels, pl.DataFrame()
-    rows = _Enclosing(given, meta).describe(talking)
-    name_kind = pl.when(pl.col("kind") != "unknown").then(pl.col("kind"))
+    enclosing = _Enclosing(given, meta)
+    rows = enclosing.describe(talking)
+    name_kind = _known("kind")
     evidence = (
         pl.when(pl.col("kind_0").is_not_null() | pl.col("kind_1").is_not_null())
         .then(1)
@@ -323,7 +374,8 @@ def _on_kernels(
     # DeepEP and the like say in their name more than the operator around them does.
     rows = rows.with_columns(
         evidence=evidence.cast(pl.Int8),
-        kind=pl.coalesce("kind_0", "kind_1", "kind_2", "kind_3", name_kind, pl.lit("unknown")),
+        # Several operations in one launch are "coalesced": what they are, their kernel's name may say.
+        kind=pl.coalesce(*(_known(f"kind_{n}") for n in range(4)), name_kind, pl.lit("unknown")),
         library=pl.col("library").fill_null("unknown"),
         group=pl.coalesce("group_0", "group_1"),
         group_size=pl.coalesce("group_size_0", "group_size_1"),
@@ -334,6 +386,7 @@ def _on_kernels(
         sequence=pl.coalesce("sequence_0", "sequence_1"),
         arrival=pl.col("start"),
     )
+    rows = _messages_in_one_launch(rows, enclosing.described)
     return kernels, rows.select(COLUMNS).cast({"name": NAME})
 
 
@@ -371,14 +424,14 @@ def _on_copies(
 
 
 def _on_host(given: Communication) -> pl.DataFrame:
-    """gloo: an operator on the calling thread, an annotation where and when the work was done.
+    """gloo, MPI and UCC: an operator on the calling thread, an annotation where and when the work was done.
 
-    They are paired in order within a kind, which is how gloo serves them; a rank is ready when it calls the
+    They are paired in order within a kind, which is how these serve them; a rank is ready when it calls the
     operator, and done when the annotation ends.
     """
     if given.ranges is None:
         return pl.DataFrame()
-    tree = _annotations(given, given.ranges, ("gloo:",))
+    tree = _annotations(given, given.ranges, tuple(ON_HOST))
     if tree is None:
         return pl.DataFrame()
     done = (
@@ -386,7 +439,8 @@ def _on_host(given: Communication) -> pl.DataFrame:
         .with_columns(_runs=pl.col("kind"), correlation=pl.lit(None, dtype=pl.Int64))
         .with_columns(_nth=pl.int_range(pl.len()).over("_runs"))
     )
-    called = _calls(given)
+    gloo = tree.operators["name"].cast(pl.String).str.starts_with("gloo:").any()
+    called = _calls(given, GLOO_RUNS if gloo else {})
     if called is not None:
         counts = called.group_by("_runs").len().join(done.group_by("_runs").len(), on="_runs", suffix="_done")
         equal = counts.filter(pl.col("len") == pl.col("len_done"))["_runs"].to_list()
@@ -408,7 +462,7 @@ def _on_host(given: Communication) -> pl.DataFrame:
         start=pl.when(good).then("_called").otherwise("start"),
         arrival=pl.when(good).then("_called").otherwise("start"),
         kind=pl.when(good).then("_kind").otherwise("kind"),
-        library=pl.lit("gloo"),
+        library=pl.col("name").cast(pl.String).str.extract(r"^(\w+:)").replace_strict(ON_HOST, default=None),
         group=pl.lit(None if only is None else f"{only['name']} {only['ranks']}", dtype=pl.String),
         group_size=pl.lit(None if only is None else len(only["ranks"]), dtype=pl.Int64),
         peer=pl.when(good).then("_peer"),
@@ -422,7 +476,8 @@ def _on_host(given: Communication) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _calls(given: Communication) -> pl.DataFrame | None:
+def _calls(given: Communication, runs: Mapping[str, str]) -> pl.DataFrame | None:
+    """What the c10d operators ask for, and what a backend that `runs` some as others makes of each."""
     operators = given.operators
     if operators is None:
         return None
@@ -451,8 +506,9 @@ def _calls(given: Communication) -> pl.DataFrame | None:
     found = found.join(
         sized, on=["name", "shape_code", "type_code", "concrete"], how="left", maintain_order="left"
     )
-    runs = pl.col("kind").replace(GLOO_RUNS)
-    return found.with_columns(_runs=runs).with_columns(_nth=pl.int_range(pl.len()).over("_runs"))
+    return found.with_columns(_runs=pl.col("kind").replace(dict(runs))).with_columns(
+        _nth=pl.int_range(pl.len()).over("_runs")
+    )
 
 
 def _buffers(kind: str, shapes: str, types: str) -> tuple[int | None, int | None, str | None]:

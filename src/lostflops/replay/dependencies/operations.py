@@ -25,6 +25,7 @@ NONE = -1
 # Runtime and driver calls by what they do, whichever vendor's: `cudaStreamSynchronize`,
 # `hipStreamSynchronize`, `cuStreamSynchronize`, each maybe with a version after it.
 RECORD = r"^(cuda|cu|hip)EventRecord"
+ON_THREADS = r"^(gloo|mpi|ucc):"  # backends that carry what is on the host
 STREAM_WAIT = r"^(cuda|cu|hip)StreamWaitEvent"
 WAITS_FOR = {
     "device": r"^(cuda|cu|hip)(Device|Ctx|Context)Synchronize",
@@ -129,7 +130,7 @@ def operations(trace: Trace, ranks: Sequence[int], *, cpu: bool) -> Iterator[Ran
     calls = _calls(rows("launches", "start", "end", "thread", "name", "correlation"))
     working = _working(calls, device, operators, stretches)
     if cpu:  # what a thread does that carries transfers is part of them
-        carries = device.filter(pl.col("name").str.starts_with("gloo:")).select("rank", thread="stream")
+        carries = device.filter(pl.col("name").str.contains(ON_THREADS)).select("rank", thread="stream")
         carries = carries.join(_main_threads(trace), on=THREAD, how="anti")
         working = working.join(carries, on=THREAD, how="anti")
     host = _host(

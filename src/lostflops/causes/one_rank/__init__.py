@@ -1,0 +1,1 @@
+"""What is true of one rank among others: what holds it up, and what to do there."""

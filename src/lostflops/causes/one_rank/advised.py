@@ -1,0 +1,51 @@
+"""What to do on ranks that are late by an account, and the name that remedies know it by."""
+
+from __future__ import annotations
+
+from lostflops.accounts import ACCOUNTS
+from lostflops.causes.declared import LOGGING
+from lostflops.causes.longer_compute import device_is_slow, slow_device
+from lostflops.causes.names import on_ranks
+from lostflops.causes.page_findings import PageFindings
+
+UNEVEN = "uneven-work"  # what remedies know it by that ranks have unlike amounts to do: it is for all of them
+FINDING_OF = {name: account.loss.finding for name, account in ACCOUNTS.items() if account.loss}
+
+
+def remedy_of(page: PageFindings, cause: str, device_slow: bool, logged: bool = False) -> str:
+    """What to do on ranks that are late by an account."""
+    key = key_of(cause, device_slow, logged)
+    return page.given.advice(key, "Log less often." if logged else _advice(page, cause, device_slow))
+
+
+def key_of(cause: str, device_slow: bool, logged: bool = False) -> str:
+    """The name that remedies know such lateness by."""
+    if logged:
+        return LOGGING.name
+    return FINDING_OF.get(cause, "slow-device" if device_slow else UNEVEN)
+
+
+def _advice(page: PageFindings, cause: str, device_slow: bool) -> str:
+    if cause in ACCOUNTS and cause != "compute":
+        return ACCOUNTS[cause].remedy
+    if device_slow or page.given.on_host:
+        return slow_device(page.given)
+    return (
+        "Even out the work: sequences of like length per rank (length grouping, packing), stages of one cost."
+    )
+
+
+def for_one(page: PageFindings, rank: int, account: str) -> tuple[str, tuple[str, ...]]:
+    """What to do on one of several ranks that are late, each by an account of its own, and the remedies."""
+    slow = account == "compute" and device_is_slow(rank, page.given)
+    remedy, key = remedy_of(page, account, slow), key_of(account, slow)
+    evened = account == "compute" and key == UNEVEN and not page.given.on_host
+    return remedy if evened else on_ranks(f"rank {rank}", remedy), page.given.named(key)
+
+
+def label(account: str) -> str:
+    return ACCOUNTS[account].label if account in ACCOUNTS else account
+
+
+def cheaper_there(name: str) -> str:
+    return f"Make {name} cheaper there, or take it out of the step."
