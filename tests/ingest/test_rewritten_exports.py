@@ -35,7 +35,10 @@ Change = Callable[[pl.DataFrame], pl.DataFrame]
 
 
 def answers(parts: list[Part]) -> dict[str, list[tuple[object, ...]]]:
-    asked = {"kernels": ["start", "end", "launch_start", "graph_node", "name"], "ranges": ["name", "start", "end"]}
+    asked = {
+        "kernels": ["start", "end", "launch_start", "graph_node", "name"],
+        "ranges": ["name", "start", "end"],
+    }
     found: dict[str, list[tuple[object, ...]]] = {}
     for number, part in enumerate(parts):
         for name, columns in asked.items():
@@ -88,7 +91,9 @@ def test_real_numbers_that_are_whole_are_integers_in_a_database_too(expected: ob
             rows = database.execute(f"SELECT * FROM {table}")
             names = [column[0] for column in rows.description]
             values = rows.fetchall()
-            lacking = [n for n, column in zip(names, zip(*values, strict=True), strict=True) if None in column]
+            lacking = [
+                n for n, column in zip(names, zip(*values, strict=True), strict=True) if None in column
+            ]
             listed = ", ".join(f'CAST("{n}" AS REAL) AS "{n}"' if n in lacking and n not in ("text", "value")
                                else f'"{n}"' for n in names)  # fmt: skip
             database.execute(f"CREATE TABLE again AS SELECT {listed} FROM {table}")
@@ -108,7 +113,9 @@ def test_real_numbers_that_are_no_integers_are_none(tmp_path: Path) -> None:
     assert found.select("registers", "graph_node", "correlation").row(0) == (None, None, None)
 
 
-@pytest.mark.parametrize("named", ["{}.parquet/part.{}.parquet", "{}/part-{}.parquet", "{}-{}.parquet", "{}_{}.pqt"])
+@pytest.mark.parametrize(
+    "named", ["{}.parquet/part.{}.parquet", "{}/part-{}.parquet", "{}-{}.parquet", "{}_{}.pqt"]
+)
 def test_a_table_may_lie_in_pieces(named: str, expected: object, tmp_path: Path) -> None:
     export = folder(tmp_path / "report_pqtdir", TABLES)
     for table in (KERNEL, "NVTX_EVENTS"):

@@ -176,7 +176,7 @@ def _whole(column: str) -> str:
     one."""
     exact = f'"{column}" = CAST("{column}" AS INTEGER) AND abs("{column}") < {EXACT}'
     return (
-        f"CASE typeof(\"{column}\") WHEN 'integer' THEN \"{column}\" "
+        f'CASE typeof("{column}") WHEN \'integer\' THEN "{column}" '
         f"WHEN 'real' THEN iif({exact}, CAST(\"{column}\" AS INTEGER), NULL) END"
     )
 
