@@ -1,4 +1,4 @@
-"""Exports that another program wrote again, under another name, in pieces or with other types, are the same."""
+"""Exports that another program wrote again, under another name, in pieces or with other types."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_a_copy_pattern_reads_its_own_example(pattern: Any) -> None:
         ("void cublasLt::splitKreduce_kernel<32, 16, int, float, float>(int)", "gemm", "fp32", False),
         # Composable Kernel's bf16 is an unsigned short; the float behind it is what it adds up in.
         (
-            "void ck::kernel_gemm_xdl_cshuffle_v3<ck::GridwiseGemm_xdl_cshuffle_v3<unsigned short, float>>(P)",
+            "void ck::kernel_gemm_xdl_cshuffle_v3<ck::GridwiseGemm_xdl<unsigned short, float>>(P)",
             "gemm",
             "bf16",
             True,
@@ -178,7 +178,7 @@ def test_a_copy_pattern_reads_its_own_example(pattern: Any) -> None:
         ("void ck::kernel_gemm_xdl<ck::Gridwise<ck::f8_ocp_t, float>>(P)", "gemm", "fp8", True),
         ("void ck::kernel_gemm_xdl<ck::Gridwise<float, unsigned short>>(P)", "gemm", "fp32", True),
         (
-            "void ck_tile::kentry<256, 2, ck_tile::FmhaFwdKernel<ck_tile::Problem<unsigned short, float>>>(P)",
+            "void ck_tile::kentry<256, 2, ck_tile::FmhaFwdKernel<ck_tile::P<unsigned short, float>>>(P)",
             "attention",
             "bf16",
             True,

@@ -145,7 +145,8 @@ def test_a_share_above_the_peak_is_refused() -> None:
         ("aten::add", "[[],[]]", '["double","float"]', 8 + 4 + 8),
         ("aten::where", "[[7],[],[]]", '["bool","float","float"]', 7 + 2 * 4 + 7 * 4),
         ("aten::mm", "[[2,3],[3,5],[2,5]]", '["float","float","float"]', 4 * (6 + 15 + 10)),
-        ("aten::baddbmm", "[[7,2,5],[7,2,3],[7,3,5]]", '["float","float","float"]', 4 * 7 * (10 + 6 + 15 + 10)),
+        ("aten::baddbmm", "[[7,2,5],[7,2,3],[7,3,5]]", '["float","float","float"]',
+         4 * 7 * (10 + 6 + 15 + 10)),
         # What a damaged trace says: a type that is a list, and more than any call moves.
         ("aten::mm", "[[2,3],[3,5]]", '[["x"],{}]', None),
         ("aten::copy_", "[[25000000000000000]]", '["float"]', 10**17),

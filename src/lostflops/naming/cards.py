@@ -88,8 +88,9 @@ CARDS: Mapping[str, Card] = {
 # Of the peak, the best large 16-bit matrix products that were measured (stas00/ml-engineering); in a job that
 # runs for days clocks fall with the power limit, and not every product is large.
 ACHIEVABLE = {
-    "a100": 0.869, "h100": 0.803, "h800": 0.803, "h200": 0.803, "gh200": 0.838, "gh200-144gb": 0.838, "b200": 0.776, "b300": 0.786,
-    "gb200": 0.729, "mi250x": 0.767, "mi300x": 0.511, "mi325x": 0.600, "mi355x": 0.622,
+    "a100": 0.869, "h100": 0.803, "h800": 0.803, "h200": 0.803, "gh200": 0.838, "gh200-144gb": 0.838,
+    "b200": 0.776, "b300": 0.786, "gb200": 0.729, "mi250x": 0.767, "mi300x": 0.511,
+    "mi325x": 0.600, "mi355x": 0.622,
 }  # fmt: skip
 # Links of cards to their hosts: their names, and bytes per second of large copies from pinned host memory.
 LINK_NAMES = {"pcie3": "PCIe 3", "pcie4": "PCIe 4", "pcie5": "PCIe 5", "c2c": "NVLink-C2C"}
@@ -99,8 +100,8 @@ ON_LINK: Mapping[str, tuple[str, ...]] = {
     "pcie3": ("v100", "v100-pcie", "t4"),
     "pcie4": ("a100", "a100-others", "a800", "a10", "l4", "l40s", "rtx-4090", "mi210", "mi250x"),
     "pcie5": (
-        "h100", "h100-96gb", "h100-pcie", "h100-nvl", "h800", "h20", "h20-3e", "h200", "h200-nvl", "b200", "b300",
-        "mi300x", "mi325x", "mi350x", "mi355x",
+        "h100", "h100-96gb", "h100-pcie", "h100-nvl", "h800", "h20", "h20-3e", "h200", "h200-nvl", "b200",
+        "b300", "mi300x", "mi325x", "mi350x", "mi355x",
     ),
     "c2c": ("gh200", "gh200-144gb"),
 }  # fmt: skip

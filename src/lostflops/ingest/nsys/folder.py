@@ -34,7 +34,7 @@ def table_of(file: Path, known: Container[str]) -> str:
 
 
 def is_export(path: Path) -> bool:
-    """Whether this is a folder that is named like an export, or that holds the table which every export has."""
+    """Whether this is a folder that is named like an export, or that holds the table of its strings."""
     named = path.name.lower().endswith(FOLDERS)
     tables = (f"StringIds{suffix}" for suffix in (*PARQUET, *ARROW, ""))
     try:

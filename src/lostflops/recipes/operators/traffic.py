@@ -27,7 +27,8 @@ ELEMENTWISE = frozenset({
     "aten::native_dropout", "aten::native_layer_norm", "aten::_softmax", "aten::_log_softmax",
 })  # fmt: skip
 # So many tensors go into each; one more is what it writes to.
-INPUTS = {name: 2 for each in ("add", "sub", "mul", "div") for name in (f"aten::{each}", f"aten::{each}_")} | {
+INPUTS = {
+    **{f"aten::{each}{end}": 2 for each in ("add", "sub", "mul", "div") for end in ("", "_")},
     "aten::mm": 2, "aten::bmm": 2, "aten::addmm": 3, "aten::baddbmm": 3,
 }  # fmt: skip
 # Each reads its inputs; what it writes is among them, or small.
@@ -68,8 +69,10 @@ def _moved(name: str, tensors: Tensors) -> int:
 
 
 def _size_of_result(name: str, tensors: Tensors) -> int:
-    """Bytes per element that it writes: a number beside tensors is recorded as one without extents, in fp64 or
-    int64, and makes the result no wider."""
+    """Bytes per element that it writes.
+
+    A number beside tensors is recorded as one without extents, of 8 bytes, and makes the result no wider.
+    """
     chosen = tensors[1:] if name == "aten::where" and len(tensors) > 1 else tensors
     return max(size for _, size in [t for t in chosen if t[0]] or chosen)
 

@@ -200,7 +200,7 @@ _MATRIX = (
             **dict.fromkeys(("f8_fnuz_t", "f8_ocp_t", "bf8_fnuz_t", "bf8_ocp_t"), "fp8"),
         },
         "Composable Kernel: the first type; its bf16 is an unsigned short",
-        "void ck::kernel_gemm_xdl_cshuffle_v3<ck::GridwiseGemm_xdl_cshuffle_v3<unsigned short, unsigned short, float>>",
+        "void ck::kernel_gemm_xdl_cshuffle_v3<ck::Gridwise<unsigned short, unsigned short, float>>",
         "bf16",
     ),
     # Integers among the arguments of a matrix product's template are sizes.
