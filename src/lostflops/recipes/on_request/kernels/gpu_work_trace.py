@@ -39,13 +39,14 @@ from lostflops.tables import Copies, Kernels
                     | {"block": 128, "registers": 40, "shared_memory": 512, "operator": "aten::mm"}
                 ],
                 "copies": [
-                    {"start": 0, "end": 8, "name": "HtoD", "stream": 9, "bytes": 64}
+                    {"start": 0, "end": 8, "name": "HtoD", "device": 3, "stream": 9, "bytes": 64}
                     | {"direction": "host to device"}
                 ],
             },
             expect=[
-                {"rank": 0, "start": 0, "end": 8, "time": 8, "stream": 9, "name": "HtoD", "operator": None}
-                | {"grid": None, "block": None, "registers": None, "shared_memory": None, "bytes": 64}
+                {"rank": 0, "start": 0, "end": 8, "time": 8, "device": 3, "stream": 9, "name": "HtoD"}
+                | {"operator": None, "grid": None, "block": None, "registers": None}
+                | {"shared_memory": None, "bytes": 64}
                 | {"throughput": 8.0, "direction": "host to device"},
                 {"rank": 0, "start": 10, "end": 30, "time": 20, "device": 3, "stream": 7, "name": "mm"}
                 | {"operator": "aten::mm", "grid": 6, "block": 128, "registers": 40, "shared_memory": 512}
