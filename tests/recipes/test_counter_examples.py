@@ -116,6 +116,14 @@ def test_a_wait_for_the_stream_of_a_thread_blocks_like_any_other(name: str) -> N
     assert told("api_call_blocking", given, "name", "time", "gpu_idle") == [(name, 30, 8)]
 
 
+def test_a_kernel_without_a_launch_is_no_region_s_whatever_its_stream_is_called() -> None:
+    """Stream 7 runs it while thread 7 is in compiled code."""
+    region = {"start": 10, "end": 50, "thread": 7, "name": "Torch-Compiled Region: 0/0"}
+    rows = [kernel(20, 33), kernel(40, 45, launch_start=12, launch_end=13, thread=7)]
+    asked = told("compile_summary", {"operators": [region], "kernels": rows}, "region", "device")
+    assert asked == [("0/0", 5), (None, 13)]
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -79,9 +79,10 @@ def form_of(path: Path) -> Form:
 
 def is_export(path: Path) -> bool:
     """Whether a folder is one recording, and no folder of several."""
-    offers = [reader for reader in readers() if reader.private is not None]
     return any(
-        "export" in reader.private.stored.values() and reader.recognises(path, b"") for reader in offers
+        "export" in reader.private.stored.values() and reader.recognises(path, b"")
+        for reader in readers()
+        if reader.private is not None
     )
 
 
