@@ -191,12 +191,12 @@ class Damaged(LostflopsError):
 class NothingRecorded(LostflopsError):
     """A trace in which nothing that a question could be asked about was recorded."""
 
-    def __init__(self, path: Path, what: str) -> None:
+    def __init__(self, path: Path, what: str, hint: str = "") -> None:
         super().__init__(
             f"{shown(path.name)} holds nothing to analyse: {what}.",
-            "with a `schedule=`, the profiler records only once `prof.step()` has been called often enough "
-            "to "
-            "reach its active steps.",
+            hint
+            or "with a `schedule=`, the profiler records only once `prof.step()` has been called often "
+            "enough to reach its active steps.",
         )
 
 

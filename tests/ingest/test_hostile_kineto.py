@@ -484,6 +484,27 @@ def test_a_duration_of_centuries_leaves_its_row_out(asked: Asked) -> None:
     assert notes(session)["rows longer than ten days"] == 1
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda e: [
+            {**{k: v for k, v in e.items() if k != "dur"}, "ph": "B"},
+            {"ph": "E", "cat": e["cat"], "pid": 1, "tid": 1, "ts": e["ts"] + 1},
+        ],
+        lambda e: [{**e, "ts": (e["ts"] + 1.8e15) * 1000}],
+    ],
+    ids=["beginnings and ends apart", "nanoseconds since 1970"],
+)
+def test_events_without_a_duration_or_a_time_are_said_to_be_so(change: Any, tmp_path: Path) -> None:
+    events = [half for event in one_step() for half in change(event)]
+    path = written(tmp_path / "rank0.json", trace(events, layout="line"))
+    with pytest.raises(
+        NothingRecorded, match=r"[48] do not tell when they began or how long they took"
+    ) as said:
+        kineto.read(path, tmp_path / "out")
+    assert "microseconds" in said.value.hint
+
+
 def test_a_negative_duration_counts_as_none(asked: Asked) -> None:
     session = asked(trace([*one_step(), kernel(1080, -3, 2)]))
     assert ledger(session) == ONE_STEP

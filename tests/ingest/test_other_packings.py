@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,26 @@ def test_what_a_trace_is_packed_with_is_said(tmp_path: Path, head: bytes, name: 
     assert formats.reader_of(path) is kineto.READER
     with pytest.raises(NotATrace, match=f"packed with {name}"):
         kineto.read(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "file", ["trace.json", "trace.json.gz", "trace.json.tar", "trace.tar.gz", "trace.tgz"]
+)
+def test_an_archive_of_traces_is_said_to_be_one(tmp_path: Path, file: str) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz" if file.endswith("gz") else "w") as archive:
+        archive.addfile(tarfile.TarInfo("rank0.json"))
+    (tmp_path / file).write_bytes(packed.getvalue())
+    assert formats.reader_of(tmp_path / file) is kineto.READER
+    with pytest.raises(NotATrace, match="packed with tar"):
+        kineto.read(tmp_path / file, tmp_path / "out")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_text_of_wide_characters_is_said_to_be_so_without_a_mark(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "rank0.json").write_bytes('{"traceEvents": []}'.encode(encoding))
+    with pytest.raises(NotATrace, match="its text is UTF-16 or UTF-32"):
+        kineto.read(tmp_path / "rank0.json", tmp_path / "out")
 
 
 def test_what_is_packed_and_named_like_nothing_of_ours_is_no_trace(tmp_path: Path) -> None:

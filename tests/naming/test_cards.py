@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lostflops.naming.cards import CARDS, TERA, card, peak
+from lostflops.naming.cards import CARDS, TERA, bandwidth, card, peak
 from lostflops.naming.gpus import matrix_units
 from lostflops.plan.hardware import GPUS
 
@@ -26,11 +26,11 @@ SAID = {
     "NVIDIA H100 NVL": ("h100-nvl", 835.5),
     "NVIDIA H800": ("h800", 989.4),
     "NVIDIA H20": ("h20", 148),
-    "NVIDIA H20-3e": ("h20", 148),
+    "NVIDIA H20-3e": ("h20-3e", 148),
     "NVIDIA H200": ("h200", 989.4),
     "NVIDIA H200 NVL": ("h200-nvl", 835.5),
     "NVIDIA GH200 480GB": ("gh200", 989.4),
-    "NVIDIA GH200 144G HBM3e": ("gh200", 989.4),
+    "NVIDIA GH200 144G HBM3e": ("gh200-144gb", 989.4),
     "NVIDIA B200": ("b200", 2250),
     "NVIDIA B300 SXM6 AC": ("b300", 2250),
     "NVIDIA GB200": ("gb200", 2500),
@@ -84,6 +84,20 @@ def test_every_card_has_a_name_that_a_driver_says() -> None:
 )
 def test_a_name_like_a_known_one_gives_no_card(driver: str) -> None:
     assert card(driver) is None and peak(driver, "bf16") is None
+
+
+@pytest.mark.parametrize(
+    ("driver", "tera"),
+    [
+        ("NVIDIA GH200 480GB", 4.0),
+        ("NVIDIA GH200 144G HBM3e", 4.9),
+        ("NVIDIA H20", 4.0),
+        ("NVIDIA H20-3e", 4.8),
+        ("NVIDIA H200", 4.8),
+    ],
+)
+def test_newer_memory_on_the_same_units_is_faster(driver: str, tera: float) -> None:
+    assert bandwidth(driver) == tera * TERA
 
 
 def test_a_precision_that_is_not_known_has_no_peak() -> None:

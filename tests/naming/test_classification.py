@@ -167,6 +167,29 @@ def test_a_copy_pattern_reads_its_own_example(pattern: Any) -> None:
         ),
         ("void vllm::reshape_and_cache_flash_kernel<__hip_bfloat16>(int)", "copy", None, False),
         ("void cublasLt::splitKreduce_kernel<32, 16, int, float, float>(int)", "gemm", "fp32", False),
+        # Composable Kernel's bf16 is an unsigned short; the float behind it is what it adds up in.
+        (
+            "void ck::kernel_gemm_xdl_cshuffle_v3<ck::GridwiseGemm_xdl<unsigned short, float>>(P)",
+            "gemm",
+            "bf16",
+            True,
+        ),
+        ("void ck::kernel_gemm_xdl<ck::Gridwise<_Float16, unsigned short, float>>(P)", "gemm", "fp16", True),
+        ("void ck::kernel_gemm_xdl<ck::Gridwise<ck::f8_ocp_t, float>>(P)", "gemm", "fp8", True),
+        ("void ck::kernel_gemm_xdl<ck::Gridwise<float, unsigned short>>(P)", "gemm", "fp32", True),
+        (
+            "void ck_tile::kentry<256, 2, ck_tile::FmhaFwdKernel<ck_tile::P<unsigned short, float>>>(P)",
+            "attention",
+            "bf16",
+            True,
+        ),
+        ("Cijk_Ailk_Bljk_S_MX_B_Bias_HA_S_SAV_UserArgs_MT128x128x32_MI16x16x1_SN", "gemm", "tf32", True),
+        # Operands first, the type of the result behind them.
+        ("_ZN5aiter42f4gemm_bf16_per1x32Fp4_BpreShuffle_192x128E", "gemm", "fp4", True),
+        ("_ZN5aiter37bf16gemm_fp32bf16_tn_64x64_splitk_cleanE", "gemm", "bf16", None),
+        ("cutlass_80_tensorop_s1688bf16gemm_64x64_16x6_tn_align4", "gemm", None, True),
+        # No plain unit computes in tf32.
+        ("sm80_xmma_gemm_tf32f32_tf32f32_f32_tn_n_tilesize32x32x64_stage5", "gemm", "tf32", True),
         # Nothing of the name but the precision says that the units for matrices are used.
         ("fp8_gemm_kernel", "gemm", "fp8", True),
         ("fp16_gemm_kernel", "gemm", "fp16", None),

@@ -132,6 +132,7 @@ def test_every_piece_of_text_that_a_pattern_looks_for_is_needed_by_some_name() -
 PROVES: list[tuple[str, Row, str]] = [
     ("cudaStreamSynchronize_v3020", "launch", "host_synchronisation"),
     ("cudaDeviceSynchronize_ptsz_v7000", "launch", "host_synchronisation"),
+    ("hipStreamSynchronize_spt", "launch", "host_synchronisation"),
     ("cuCtxSynchronize", "launch", "host_synchronisation"),
     ("cudaMemcpy", "launch", "host_synchronisation"),
     ("cudaMemcpy2DToArray_v3020", "launch", "host_synchronisation"),

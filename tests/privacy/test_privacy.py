@@ -298,6 +298,17 @@ def test_folders_of_tables_are_cleaned(tmp_path: Path, form: str | None) -> None
         assert left(file) == set(), file.name
 
 
+def test_pieces_of_tables_in_a_folder_of_any_name_are_cleaned(tmp_path: Path) -> None:
+    given = nsys_exports.folder(tmp_path / "renamed", private_export())
+    for file in [f for f in given.iterdir() if f.stem != "StringIds"]:
+        file.rename(file.with_name(f"{file.stem}-0.parquet"))
+    clean = tmp_path / "clean"
+    recording.scrubbed(given, clean, Cleaner())
+    assert {p.name for p in clean.iterdir()} == {p.name for p in given.iterdir()}
+    for file in clean.iterdir():
+        assert left(file) == set(), file.name
+
+
 def test_a_folder_is_cleaned_file_by_file_and_what_cannot_be_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,6 +65,89 @@ def test_queues_of_two_devices_are_two() -> None:
     assert asked == [(0, 7, 2, 2), (1, 7, 2, 2)]
 
 
+def test_launches_on_streams_of_one_number_on_two_devices_are_apart() -> None:
+    rows = [
+        kernel(start, end, device=device, launch_start=at, launch_end=until)
+        for device, at, until, start, end in ((0, 0, 2, 20, 30), (1, 4, 14, 100, 120))
+    ]
+    given = {"kernels": rows, "launches": [{"start": 0, "end": 2}], "ranks": [{"start": 0, "end": 200}]}
+    asked = told(
+        "launch_latency", given, "device", "stream", "kernels", "median_queue", "max_depth", "mean_depth"
+    )
+    assert asked == [(0, 7, 1, 18, 1, 0.1), (1, 7, 1, 86, 1, 0.48)]
+    traced = told("launch_latency_trace", given, "device", "stream", "queue")
+    assert traced == [(0, 7, 18), (1, 7, 86)]
+    assert told("gpu_work_trace", given, "device", "stream", "start") == [(0, 7, 20), (1, 7, 100)]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "columns", "spread"),
+    [
+        ("gpu_work_summary", ("max",), (None,)),
+        ("kernel_summary_by_grid", ("min", "max"), (None, None)),
+        ("operator_kernel_summary", (), ()),
+    ],
+)
+def test_an_operator_of_a_cpu_that_goes_on_after_its_child_ran_once(
+    recipe: str, columns: tuple[str, ...], spread: tuple[None, ...]
+) -> None:
+    """3 ns before the child and 1 after it: the shortest and the longest of its calls are not known."""
+    rows = [kernel(0, 3, "a"), kernel(3, 10, "b"), kernel(10, 11, "a", continued=True)]
+    asked = told(recipe, {"kernels": rows}, "name", "calls", "time", "mean", *columns)
+    assert asked == [("b", 1, 7, 7, *(7 for _ in spread)), ("a", 1, 4, 4, *spread)]
+
+
+def test_migrations_of_unknown_size_have_no_part_in_the_bandwidth() -> None:
+    moves = {"direction": "migration to device", "host_memory": "managed"}
+    copies = [moves | {"start": s, "end": s + 10, "bytes": b} for s, b in ((0, 120), (10, None))]
+    asked = told("managed_memory_migrations", {"copies": copies}, "migrations", "bytes", "time", "bandwidth")
+    assert asked == [(2, 120, 20, 12.0)]
+
+
+@pytest.mark.parametrize(
+    "name", ["cudaStreamSynchronize_ptsz", "cuStreamSynchronize_ptsz", "hipStreamSynchronize_spt"]
+)
+def test_a_wait_for_the_stream_of_a_thread_blocks_like_any_other(name: str) -> None:
+    calls = [
+        {"start": start, "end": end, "thread": 7, "name": what}
+        for start, end, what in ((10, 40, name), (50, 53, "cudaMemcpyAsync_ptsz"))
+    ]
+    given = {"launches": calls, "kernels": [{"start": 8, "end": 32}]}
+    assert told("api_call_blocking", given, "name", "time", "gpu_idle") == [(name, 30, 8)]
+
+
+def test_a_kernel_without_a_launch_is_no_region_s_whatever_its_stream_is_called() -> None:
+    """Stream 7 runs it while thread 7 is in compiled code."""
+    region = {"start": 10, "end": 50, "thread": 7, "name": "Torch-Compiled Region: 0/0"}
+    rows = [kernel(20, 33), kernel(40, 45, launch_start=12, launch_end=13, thread=7)]
+    asked = told("compile_summary", {"operators": [region], "kernels": rows}, "region", "device")
+    assert asked == [("0/0", 5), (None, 13)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 4096u, 7168u, 132u, (deep_gemm::GemmType)1>(float*)",
+        "void deep_gemm::fp8_gemm_kernel<4096u, true, (deep_gemm::GemmType)2>(__nv_bfloat16*)",
+        "_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1_swiglu",
+        "grouped_matmul_kernel",
+        "fused_moe_kernel",
+    ],
+)
+def test_products_of_several_experts_are_known_by_their_names(name: str) -> None:
+    plain = "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 4096u, 7168u, 132u, (deep_gemm::GemmType)0>(float*)"
+    given = {
+        "steps": [{"start": 0, "end": 100, "complete": True}],
+        "ranks": [{"device_kind": "gpu", "world_size": 8}],
+        "collectives": [
+            {"start": s, "end": s + 5, "kind": kind, "library": "DeepEP"}
+            for s, kind in ((0, "dispatch"), (60, "combine"))
+        ],
+        "kernels": [kernel(10, 33, name), kernel(33, 50, plain)],
+    }
+    assert told("expert_balance", given, "expert_time", "grouped") == [(40, 23)]
+
+
 def test_the_least_of_a_step_may_be_what_it_begins_with() -> None:
     """400 bytes are there when the step begins; what it allocates is freed after its end."""
     events = [(0, 400), (12, 100), (15, 100), (30, -200)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import polars as pl
 import pytest
 
 from lostflops.recipes import named
@@ -206,6 +207,23 @@ def test_frozen_weights_are_gathered_too() -> None:
     assert brief(rows) == {"data": ("FSDP2", 2, 2)}
     assert (rows["data"]["parameters"], rows["data"]["excess"]) == (P, 0.0)
     assert rows["data"]["basis"].endswith("10,000 parameters have gradients, the others are frozen")
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_two_models_that_train_in_turns_average_each_gradient_once(alike: bool) -> None:
+    """An actor and a critic, or a generator and its critic: alike but for their heads, or not alike."""
+    body = [2 * P] if alike else []
+
+    def passes(number: int) -> tuple[list[Call], list[Call]]:
+        sizes = [*body, P] if number == 0 else [*body, 3 * P]
+        return [], [("all-reduce", size, pair(0)) for size in sizes]
+
+    (row,) = rows_of({rank: accumulated(2, passes) for rank in range(2)}, 2)
+    whole = (4 * P + 2 * sum(body)) // 4
+    assert (row["strategy"], row["microbatches"], row["parameters"]) == ("DDP", 1.0, whole)
+    assert row["basis"].endswith("those of other parameters in each of 2 passes")
+    findings = named("parallelism").findings(pl.DataFrame([row]))
+    assert [found.name for found in findings] == []
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,15 @@ def test_a_share_above_the_peak_is_refused() -> None:
         ("mine::gemm", "[[2,3],[3,5]]", '["float","float"]', None),
         ("aten::_scaled_dot_product_flash_attention", "[[1,2,3,4],[1,2,5,4],[1,2,5,6],[]]",
          '["c10::Half","c10::Half","c10::Half","Scalar"]', 2 * (24 + 40 + 60 + 36)),
+        # A number beside a tensor makes the result no wider, and what a result is written to is not read.
+        ("aten::mul", "[[7],[]]", '["c10::BFloat16","double"]', 7 * 2 + 8 + 7 * 2),
+        ("aten::div", "[[7],[]]", '["float","long int"]', 7 * 4 + 8 + 7 * 4),
+        ("aten::mul", "[[],[7],[7]]", '["double","float","float"]', 8 + 7 * 4 + 7 * 4),
+        ("aten::add", "[[],[]]", '["double","float"]', 8 + 4 + 8),
+        ("aten::where", "[[7],[],[]]", '["bool","float","float"]', 7 + 2 * 4 + 7 * 4),
+        ("aten::mm", "[[2,3],[3,5],[2,5]]", '["float","float","float"]', 4 * (6 + 15 + 10)),
+        ("aten::baddbmm", "[[7,2,5],[7,2,3],[7,3,5]]", '["float","float","float"]',
+         4 * 7 * (10 + 6 + 15 + 10)),
         # What a damaged trace says: a type that is a list, and more than any call moves.
         ("aten::mm", "[[2,3],[3,5]]", '[["x"],{}]', None),
         ("aten::copy_", "[[25000000000000000]]", '["float"]', 10**17),

@@ -15,6 +15,7 @@ import msgspec
 
 from lostflops.errors import LostflopsError, NotATrace, revived, shown
 from lostflops.ingest.formats import Reader, Reading
+from lostflops.ingest.nsys.folder import is_export
 from lostflops.ingest.part import Part
 from lostflops.ingest.worker import Reply, Task
 
@@ -116,7 +117,7 @@ def read_all(
 
 def _needs_a_process(path: Path) -> bool:
     """Whether reading it can end the process that does: Polars aborts on some damaged tables."""
-    return path.is_dir() and path.name.lower().endswith(("_pqtdir", "_arwdir"))
+    return is_export(path)
 
 
 class _Process:

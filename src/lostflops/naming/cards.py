@@ -36,6 +36,7 @@ AMPERE = _peaks(312, fp64=19.5, fp32=19.5, tf32=156)
 # Exported under limits: the same in every precision but fp64.
 LIMITED_HOPPER = _peaks(989.4, fp64=1, fp32=67, tf32=494.7, fp8=1978.9)
 HOPPER = {**LIMITED_HOPPER, "fp64": 67}
+H20 = _peaks(148, fp64=1, fp32=44, tf32=74, fp8=296)
 HOPPER_NVL = _peaks(835.5, fp32=60, tf32=417.5, fp8=1671)
 HOPPER_PCIE = _peaks(756, fp32=51.2, tf32=378, fp8=1513)
 BLACKWELL = _peaks(2250, tf32=1125, fp8=4500)
@@ -60,11 +61,13 @@ CARDS: Mapping[str, Card] = {
         Card("h100-pcie", "H100 PCIe", HOPPER_PCIE),
         Card("h100-nvl", "H100 NVL", HOPPER_NVL),
         Card("h800", "H800", LIMITED_HOPPER, 81559, 3.35),
-        Card("h20", r"H20(?:-3e)?", _peaks(148, fp64=1, fp32=44, tf32=74, fp8=296), 97871, 4.0),
+        Card("h20", "H20", H20, 97871, 4.0),
+        Card("h20-3e", "H20-3e", H20, bandwidth=4.8),
         Card("h200", "H200", HOPPER, 143771, 4.8),
         Card("h200-nvl", "H200 NVL", HOPPER_NVL),
-        # The size is that of the processor's memory, but for the one with HBM3e.
-        Card("gh200", r"GH200 (?:120GB|480GB|96GB HBM3|144G HBM3e)", HOPPER, 97871, 4.0),
+        # The size is that of the processor's memory, where no kind of memory stands beside it.
+        Card("gh200", r"GH200 (?:120GB|480GB|96GB HBM3)", HOPPER, 97871, 4.0),
+        Card("gh200-144gb", "GH200 144G HBM3e", HOPPER, bandwidth=4.9),
         Card("b200", "B200", BLACKWELL, 183359, 8.0),
         Card("b300", r"B300(?: SXM6(?: AC)?)?", BLACKWELL, 275040, 8.0),
         Card("gb200", "GB200", GRACE_BLACKWELL, 189471, 8.0),
@@ -85,8 +88,9 @@ CARDS: Mapping[str, Card] = {
 # Of the peak, the best large 16-bit matrix products that were measured (stas00/ml-engineering); in a job that
 # runs for days clocks fall with the power limit, and not every product is large.
 ACHIEVABLE = {
-    "a100": 0.869, "h100": 0.803, "h800": 0.803, "h200": 0.803, "gh200": 0.838, "b200": 0.776, "b300": 0.786,
-    "gb200": 0.729, "mi250x": 0.767, "mi300x": 0.511, "mi325x": 0.600, "mi355x": 0.622,
+    "a100": 0.869, "h100": 0.803, "h800": 0.803, "h200": 0.803, "gh200": 0.838, "gh200-144gb": 0.838,
+    "b200": 0.776, "b300": 0.786, "gb200": 0.729, "mi250x": 0.767, "mi300x": 0.511,
+    "mi325x": 0.600, "mi355x": 0.622,
 }  # fmt: skip
 # Links of cards to their hosts: their names, and bytes per second of large copies from pinned host memory.
 LINK_NAMES = {"pcie3": "PCIe 3", "pcie4": "PCIe 4", "pcie5": "PCIe 5", "c2c": "NVLink-C2C"}
@@ -96,10 +100,10 @@ ON_LINK: Mapping[str, tuple[str, ...]] = {
     "pcie3": ("v100", "v100-pcie", "t4"),
     "pcie4": ("a100", "a100-others", "a800", "a10", "l4", "l40s", "rtx-4090", "mi210", "mi250x"),
     "pcie5": (
-        "h100", "h100-96gb", "h100-pcie", "h100-nvl", "h800", "h20", "h200", "h200-nvl", "b200", "b300",
-        "mi300x", "mi325x", "mi350x", "mi355x",
+        "h100", "h100-96gb", "h100-pcie", "h100-nvl", "h800", "h20", "h20-3e", "h200", "h200-nvl", "b200",
+        "b300", "mi300x", "mi325x", "mi350x", "mi355x",
     ),
-    "c2c": ("gh200",),
+    "c2c": ("gh200", "gh200-144gb"),
 }  # fmt: skip
 
 

@@ -85,7 +85,7 @@ KERNELS = Recogniser(KERNEL_PATTERNS)
 _MATRIX_FAMILIES = frozenset({"gemm", "attention", "convolution"})
 _UNKNOWN_UNITS = frozenset({"other", "unclassified"})
 # No plain unit computes in these.
-_ONLY_IN_MATRIX_UNITS = frozenset({"fp8", "fp4"})
+_ONLY_IN_MATRIX_UNITS = frozenset({"tf32", "fp8", "fp4"})
 
 # Nsight Systems writes template values as '(int)128', and the arguments of the host function around a functor
 # are no element types: both would be taken for one.

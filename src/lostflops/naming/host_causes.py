@@ -39,7 +39,7 @@ _RECOGNISERS: dict[Row, Recogniser[ProvenPattern]] = {
 }
 # Nsight Systems adds the version of an API call to its name, and ids to the ranges of operators.
 _SUFFIX: dict[Row, re.Pattern[str]] = {
-    "launch": re.compile(r"(?:_pt[sd][zs])?(?:_v\d+)?$"),
+    "launch": re.compile(r"(?:_pt[sd][zs]|_spt)?(?:_v\d+)?$"),
     "range": re.compile(r", (?:seq|op_id) = .*", re.DOTALL),
     "operator": re.compile(r", (?:seq|op_id) = .*", re.DOTALL),
 }

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from lostflops.errors import NotATrace
-from lostflops.ingest.nsys.folder import ARROW, PARQUET
+from lostflops.ingest.nsys.folder import ARROW, PARQUET, table_of
 from lostflops.ingest.private import Settings
 from lostflops.privacy import settings as named_values
 from lostflops.privacy.cleaner import OUTPUT, Cleaner
@@ -45,7 +45,8 @@ def clean(
     try:
         schema = frame.collect_schema()
         made: list[pl.Expr] = []
-        if path.stem == "StringIds" and contents and {"id", "value"} <= set(schema):
+        table = table_of(path, ("StringIds", *settings.tables))
+        if table == "StringIds" and contents and {"id", "value"} <= set(schema):
             stream = pl.col("id").is_in(contents)
             for text in frame.filter(stream).select("value").collect()["value"].drop_nulls():
                 cleaner.removed(OUTPUT, str(text).encode(errors="surrogateescape"))
@@ -53,7 +54,7 @@ def clean(
             frame = frame.with_columns(removed.otherwise(pl.col("value").cast(pl.String)).alias("value"))
             schema = frame.collect_schema()
         for column, dtype in schema.items():
-            if path.stem in settings.tables and column == "value" and "name" in schema:
+            if table in settings.tables and column == "value" and "name" in schema:
                 made.append(
                     pl.lit(
                         pl.Series(
@@ -152,7 +153,8 @@ def _is_file_format(path: Path) -> bool:
 
 
 def _files(folder: Path, table: str) -> list[Path]:
-    return [p for p in folder.glob(f"{table}.*") if p.suffix in SUFFIXES and p.stat().st_size]
+    files = (p for p in folder.iterdir() if p.suffix in SUFFIXES and table_of(p, (table,)) == table)
+    return [p for p in files if p.stat().st_size]
 
 
 def _pairs(frame: pl.LazyFrame) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from lostflops import run_folder
 from lostflops.errors import Unreadable, shown
 from lostflops.ingest.formats import HEAD, readers
-from lostflops.ingest.nsys.folder import ARROW, PARQUET
+from lostflops.ingest.nsys.folder import ARROW, PARQUET, table_of
 from lostflops.ingest.nsys.sqlite import MAGIC
 from lostflops.ingest.private import NO_SETTINGS, Private, Settings, Storage
 
@@ -63,7 +63,8 @@ def form_of(path: Path) -> Form:
     except OSError as error:
         raise Unreadable(path, error) from error
     if reader is None:
-        known = next((p.settings for p in _offers() if path.stem in p.settings.tables), NO_SETTINGS)
+        settings = [private.settings for private in _offers()]
+        known = next((s for s in settings if table_of(path, s.tables) in s.tables), NO_SETTINGS)
         storage = _by_looks(path, head)
         return Form(storage, "" if storage else UNKNOWN, known)
     if reader.private is None:
@@ -71,14 +72,18 @@ def form_of(path: Path) -> Form:
         return Form(why_not=f"{claimed}, but that format does not say how its files are cleaned")
     storage = _by_looks(path, head)
     for ending, told in reader.private.stored.items():
-        storage = told if name.endswith(ending) else storage
+        of_folder = path.is_dir() and told == "export"
+        storage = told if of_folder or name.endswith(ending) else storage
     return Form(storage, "" if storage else UNKNOWN, reader.private.settings)
 
 
-def is_export(name: str) -> bool:
-    """Whether a folder of that name is one recording, and no folder of several."""
-    endings = [e for private in _offers() for e, how in private.stored.items() if how == "export"]
-    return name.endswith(tuple(endings))
+def is_export(path: Path) -> bool:
+    """Whether a folder is one recording, and no folder of several."""
+    return any(
+        "export" in reader.private.stored.values() and reader.recognises(path, b"")
+        for reader in readers()
+        if reader.private is not None
+    )
 
 
 def machine_named(name: str) -> str | None:

@@ -133,12 +133,12 @@ def _listed(path: Path) -> list[Path]:
     """The files and exports at a path. Links are not followed: they may lead out of it."""
     if not path.exists():
         raise NothingThere(path)
-    if path.is_file() or is_export(path.name):
+    if path.is_file() or is_export(path):
         return [path]
     found: list[Path] = []
     try:
         for folder, inside, files in os.walk(path, onerror=_refused):
-            exports = [name for name in inside if is_export(name)]
+            exports = [name for name in inside if is_export(Path(folder, name))]
             inside[:] = sorted(name for name in inside if name not in exports)
             here = [Path(folder, name) for name in (*exports, *files)]
             found += [p for p in here if not p.is_symlink() and (p.is_file() or p.is_dir())]

@@ -45,6 +45,11 @@ FEWEST_MERGED, MERGED_SHARE = 3, 0.05
 # So few rows of a device may all be shorter than the profiler's clock tells.
 FEW_ROWS = 10
 
+NO_TIMES = (
+    "each event has to be whole, as `export_chrome_trace` writes it: `ph` 'X', with `ts` and `dur` in "
+    "microseconds; beginnings and ends apart ('B' and 'E') are not read."
+)
+
 # No GPU runs larger blocks.
 MOST_THREADS = 1024
 
@@ -280,7 +285,10 @@ class Assembly:
                 "profile COMMAND`, and export the report with `nsys export --type sqlite`.",
             )
         if not gpu and all(table is None for table in host):
-            raise NothingRecorded(self.path, "no event is work, or has a usable time")
+            what, lost = "no event is work, or has a usable time", self.reader.unusable
+            if lost:
+                what += f": {lost:,} do not tell when they began or how long they took"
+            raise NothingRecorded(self.path, what, NO_TIMES if lost else "")
         cut = not self.stream.events_whole
         if cut and not gpu and (self.header.devices or host[0] is not None):
             raise Truncated(

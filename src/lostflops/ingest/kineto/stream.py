@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Generic, TypeVar
 import msgspec
 
 from lostflops.errors import Damaged, NotATrace, Truncated, Unreadable
+from lostflops.ingest.formats import HEAD
 from lostflops.ingest.kineto.event_texts import (
     ARRAY_BEGINS,
     ARRAY_ENDS,
@@ -319,13 +320,13 @@ class EventStream(Generic[Event]):
             if not self._source.whole:
                 raise self._truncated("ends before its first byte of content")
             raise NotATrace(self.path, "it is empty.")
+        if packed := packing(bytes(self._buffer[:HEAD])):
+            raise NotATrace(self.path, *packed)
         if self._buffer[:1] == b"[":
             self._bare = True
             self._skip(1)
             return True
         if self._buffer[:1] != b"{":
-            if packed := packing(self._buffer[:8]):
-                raise NotATrace(self.path, *packed)
             raise NotATrace(self.path, "it does not begin as a JSON object or list.")
         if EXECUTION_TRACE.match(self._buffer):
             raise NotATrace(self.path, *NO_TIMES)

@@ -20,10 +20,9 @@ import polars as pl
 from lostflops import run_folder
 from lostflops.errors import NotATrace, UnknownSchema
 from lostflops.ingest.nsys import report
-from lostflops.ingest.nsys.folder import TableFolder
+from lostflops.ingest.nsys.folder import TableFolder, is_export
 from lostflops.ingest.nsys.sqlite import MAGIC, SqliteFile
 
-FOLDERS = ("_pqtdir", "_arwdir")
 KNOWN_MAJOR = "3"
 
 _GPU_ROW = "start end deviceId contextId streamId correlationId globalPid"
@@ -298,7 +297,7 @@ def opened(path: Path, scratch: Path) -> Generator[Export]:
 def recognises(path: Path, head: bytes) -> bool:
     """Whether `path` looks like something of Nsight Systems; `head` is how the file begins."""
     if path.is_dir():
-        return path.name.endswith(FOLDERS)
+        return is_export(path)
     return head.startswith(MAGIC) or path.name.endswith((".sqlite", *report.SUFFIXES))
 
 

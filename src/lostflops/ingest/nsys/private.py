@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from lostflops.ingest.nsys.export import FOLDERS
+from lostflops.ingest.nsys.folder import FOLDERS
 from lostflops.ingest.nsys.report import SUFFIXES as REPORTS
 from lostflops.ingest.private import Private, Settings
 

@@ -21,7 +21,8 @@ from lostflops.ingest.formats import Reader, Reading
 from lostflops.ingest.kineto.phases import phases
 from lostflops.ingest.nsys import cuda, nccl
 from lostflops.ingest.nsys import host as nsys_host
-from lostflops.ingest.nsys.export import FOLDERS, Export, opened, recognises
+from lostflops.ingest.nsys.export import Export, opened, recognises
+from lostflops.ingest.nsys.folder import is_export
 from lostflops.ingest.nsys.host_side.files import file_accesses
 from lostflops.ingest.nsys.host_side.libraries import library_calls
 from lostflops.ingest.nsys.host_side.threads import samples, thread_states
@@ -483,9 +484,8 @@ def _forget_repeated_ranks(parts: list[Part]) -> None:
 
 
 def looks_like(path: Path) -> bool:
-    """Whether a name found in a folder may be that of an export or a report."""
-    name = path.name.lower()
-    return name.endswith(FOLDERS) if path.is_dir() else name.endswith((".sqlite", ".nsys-rep", ".arrows"))
+    """Whether what was found in a folder may be an export or a report."""
+    return is_export(path) or path.name.lower().endswith((".sqlite", ".nsys-rep", ".arrows"))
 
 
 def without_doubles(paths: Iterable[Path]) -> Iterable[Path]:

@@ -14,6 +14,7 @@ import polars as pl
 from adbc_driver_manager import AdbcConnection, AdbcStatement
 
 from lostflops.errors import NotATrace, Truncated, Unreadable, shown
+from lostflops.ingest.nsys.folder import EXACT
 from lostflops.ingest.times.broken_times import LONGEST_DURATION
 
 MAGIC = b"SQLite format 3\x00"
@@ -90,7 +91,7 @@ class SqliteFile:
         if within is not None:
             column, low, high, orphans = within
             where = f' WHERE "{column}" BETWEEN {low} AND {high}' + (
-                f" OR typeof(\"{column}\") <> 'integer'" if orphans else ""
+                f" OR {_whole(column)} IS NULL" if orphans else ""
             )
         used = dict.fromkeys([*integers, *texts, *([within[0]] if within is not None else ())])
         source = f" FROM {self._rows_of(table, list(used))}{where}"
@@ -167,7 +168,17 @@ def _text(column: str) -> str:
 
 
 def _integer(column: str) -> str:
-    return f'iif(typeof("{column}") = \'integer\', "{column}", NULL) AS "{column}"'
+    return f'{_whole(column)} AS "{column}"'
+
+
+def _whole(column: str) -> str:
+    """The integer in a column, or the real number that is whole and exact: pandas writes such where rows lack
+    one."""
+    exact = f'"{column}" = CAST("{column}" AS INTEGER) AND abs("{column}") < {EXACT}'
+    return (
+        f'CASE typeof("{column}") WHEN \'integer\' THEN "{column}" '
+        f"WHEN 'real' THEN iif({exact}, CAST(\"{column}\" AS INTEGER), NULL) END"
+    )
 
 
 def _decoded(texts: pl.Series) -> pl.Series:

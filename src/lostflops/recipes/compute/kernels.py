@@ -6,6 +6,7 @@ import polars as pl
 
 from lostflops.columns import Count, Id, Name, Ratio, Time, Typical
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.compute.work import all_whole, mean_time
 from lostflops.recipes.means import quotient
 from lostflops.recipes.steps.totals import per_step
 from lostflops.tables import Kernels
@@ -111,7 +112,7 @@ def kernel_summary(
     """
     kinds = ["rank", "name", "family", "precision"]
     length = pl.col("end") - pl.col("start")
-    whole = ~pl.col("continued").fill_null(False).any()
+    whole = all_whole()
     spread = kernels.group_by(kinds).agg(
         min=pl.when(whole).then(length.min()),
         median=pl.when(whole).then(length.median().round().cast(pl.Int64)),
@@ -125,8 +126,7 @@ def kernel_summary(
         .join(spread, on=kinds, how="left", nulls_equal=True)
         .join(busy, on="rank", how="left")
         .with_columns(
-            # A slice of the trace may hold only the later stretches of an operator.
-            mean=pl.when(pl.col("calls") > 0).then((pl.col("time") / pl.col("calls")).round().cast(pl.Int64)),
+            mean=mean_time(),
             busy_share=quotient(pl.col("time"), pl.col("_busy")),
         )
     )

@@ -116,3 +116,13 @@ def kernel_work(kernels: Kernels, counted_steps: pl.LazyFrame) -> pl.LazyFrame:
 def executions() -> pl.Expr:
     """How many kernels, or on a CPU how many operators whatever their number of stretches, some rows are."""
     return (~pl.col("continued").fill_null(False)).sum().cast(pl.Int64)
+
+
+def all_whole() -> pl.Expr:
+    """Whether each of some rows is all of its execution: only then they have a shortest and a longest."""
+    return ~pl.col("continued").fill_null(False).any()
+
+
+def mean_time() -> pl.Expr:
+    """`time` / `calls`. A slice of the trace may hold only the later stretches of an operator."""
+    return pl.when(pl.col("calls") > 0).then((pl.col("time") / pl.col("calls")).round().cast(pl.Int64))

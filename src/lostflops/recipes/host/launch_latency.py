@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import polars as pl
 
@@ -24,6 +25,7 @@ WORTH_SAYING = 0.01
     plot=Bars(x="stream", y=("median_api", "median_queue", "median_kernel"), stacked=True),
     columns={
         "rank": Id("rank"),
+        "device": Id("GPU"),
         "stream": Id("stream of the kernels"),
         "graph": Flag("true for kernels that a CUDA graph launched: their call is shared"),
         "kernels": Count("number of kernels whose launching call was recorded"),
@@ -45,10 +47,10 @@ WORTH_SAYING = 0.01
             "the second kernel waits for the first, the third begins before its call returns",
             given={
                 "kernels": [
-                    {"start": 16, "end": 46, "launch_start": 0, "launch_end": 10, "stream": 7},
-                    {"start": 46, "end": 57, "launch_start": 10, "launch_end": 14, "stream": 7},
-                    {"start": 67, "end": 80, "launch_start": 60, "launch_end": 70, "stream": 7},
-                    {"start": 81, "end": 100, "stream": 7},
+                    {"start": 16, "end": 46, "launch_start": 0, "launch_end": 10, "stream": 7, "device": 1},
+                    {"start": 46, "end": 57, "launch_start": 10, "launch_end": 14, "stream": 7, "device": 1},
+                    {"start": 67, "end": 80, "launch_start": 60, "launch_end": 70, "stream": 7, "device": 1},
+                    {"start": 81, "end": 100, "stream": 7, "device": 1},
                 ],
                 "launches": [{"start": 0, "end": 10}],
                 "ranks": [{"start": -60, "end": 140}],
@@ -56,6 +58,7 @@ WORTH_SAYING = 0.01
             expect=[
                 {
                     "rank": 0,
+                    "device": 1,
                     "stream": 7,
                     "graph": False,
                     "kernels": 3,
@@ -131,7 +134,7 @@ def launch_latency(kernels: Kernels, launches: Launches, ranks: Ranks, steps: St
     of a graph share one call, so their queue includes the kernels before them. The recording's time is that
     of the steps that were asked for, where some were.
     """
-    lanes, recorded = ["rank", "stream", "graph"], pl.col("_recorded")
+    lanes, recorded = ["rank", "device", "stream", "graph"], pl.col("_recorded")
     graphs = launches.filter(pl.col("name").cast(pl.String).str.contains(GRAPH_LAUNCH)).select(
         "rank", "correlation", by_graph=pl.lit(True)
     )
@@ -140,6 +143,7 @@ def launch_latency(kernels: Kernels, launches: Launches, ranks: Ranks, steps: St
         .join(graphs.drop_nulls().unique(), on=["rank", "correlation"], how="left")
         .select(
             "rank",
+            "device",
             "stream",
             "start",
             "end",
@@ -187,7 +191,7 @@ def launch_latency(kernels: Kernels, launches: Launches, ranks: Ranks, steps: St
             ahead_share=pl.when(recorded > 0).then(quotient(pl.col("_ahead"), recorded)),
         )
         .select(*launch_latency.columns)
-        .sort("rank", "kernels", "stream", "graph", descending=[False, True, False, False])
+        .sort("rank", "kernels", *lanes[1:], descending=[False, True, False, False, False])
     )
 
 
@@ -224,9 +228,13 @@ def kernels_begin_before_their_launch(table: pl.DataFrame) -> Iterator[Finding]:
         ns_per_step=0,
         gain="unknown",
         evidence=tuple(
-            f"rank {row['rank']}, stream {row['stream']}: {row['before_launch']:,} kernels"
+            f"rank {row['rank']}, {_device(row)}stream {row['stream']}: {row['before_launch']:,} kernels"
             for row in table.filter(pl.col("before_launch") > 0).head(8).to_dicts()
         ),
         next="Record again with a newer profiler; until then, causes of idle time carry that error.",
         doubt="The clocks of host and GPU disagree in this recording.",
     )
+
+
+def _device(row: Mapping[str, Any]) -> str:
+    return "" if row["device"] is None else f"GPU {row['device']}, "

@@ -63,6 +63,8 @@ def gradients_averaged(around: Traffic, size: int | None, members: str, basis: s
     averaged = around.of("all-reduce", "backward")
     gathered, told = around.of("all-gather", *AROUND), around.of("broadcast", *AROUND)
     rounds, passes = averaged.rounds, _microbatches(around)
+    other = rounds if rounds > 1 and _not_again(averaged) > ALIKE * averaged.volume else 0
+    rounds = 1 if other else rounds
     element = averaged.element
     whole = averaged.volume / rounds if rounds else 0
     parameters = round(whole / element) if element and whole else None
@@ -79,9 +81,16 @@ def gradients_averaged(around: Traffic, size: int | None, members: str, basis: s
         strategy, expected = "ZeroRedundancyOptimizer", whole * rounds + whole
         seen, calls = seen + told.volume, calls + told.calls
         said += ", weights broadcast after the optimizer"
+    if other:
+        said += f", those of other parameters in each of {other:g} passes"
     if rounds > 1 and strategy == "DDP":
         said += f", for each of {rounds:g} microbatches"
     return Dimension("data", strategy, size, members, parameters, rounds, expected, seen, calls, basis + said)
+
+
+def _not_again(averaged: Traffic) -> float:
+    """Volume of what does not come in each backward pass: two models that train in turns have a pass each."""
+    return Traffic(r for r in averaged.rows if r["calls"] % r["rounds"]).volume
 
 
 def _microbatches(around: Traffic) -> float:

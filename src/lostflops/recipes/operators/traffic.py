@@ -26,6 +26,11 @@ ELEMENTWISE = frozenset({
     "aten::gelu_backward", "aten::silu_backward", "aten::tanh_backward", "aten::sigmoid_backward",
     "aten::native_dropout", "aten::native_layer_norm", "aten::_softmax", "aten::_log_softmax",
 })  # fmt: skip
+# So many tensors go into each; one more is what it writes to.
+INPUTS = {
+    **{f"aten::{each}{end}": 2 for each in ("add", "sub", "mul", "div") for end in ("", "_")},
+    "aten::mm": 2, "aten::bmm": 2, "aten::addmm": 3, "aten::baddbmm": 3,
+}  # fmt: skip
 # Each reads its inputs; what it writes is among them, or small.
 READS = frozenset({"aten::copy_", "aten::sum", "aten::mean", "aten::norm", "aten::amax", "aten::amin"})
 ATTENTION = frozenset(name for name in FLOPS if "attention" in name)
@@ -48,19 +53,28 @@ def bytes_of(name: str, shapes: str | None, dtypes: str | None) -> int | None:
 
 
 def _moved(name: str, tensors: Tensors) -> int:
+    tensors = tensors[: INPUTS.get(name)]
     read = sum(prod(shape) * size for shape, size in tensors)
-    wide = max(size for _, size in tensors)
     if name in READS:
         return read
     if name in ELEMENTWISE:
-        return read + prod(_broadcast([shape for shape, _ in tensors])) * wide
+        return read + prod(_broadcast([shape for shape, _ in tensors])) * _size_of_result(name, tensors)
     if name in BACKWARD:  # what it gives back is as large as queries, keys and values
         return read + sum(prod(shape) * size for shape, size in tensors[1:4])
     if name in ATTENTION:
         (query, size), _, (value, _) = tensors[:3]
         return read + prod(query[:-1]) * value[-1] * size
-    (one, size), (other, _) = tensors[-2:] if name.endswith("addmm") else tensors[:2]
+    (one, size), (other, _) = tensors[-2:] if name in ("aten::addmm", "aten::baddbmm") else tensors[:2]
     return read + prod(one[:-1]) * other[-1] * size
+
+
+def _size_of_result(name: str, tensors: Tensors) -> int:
+    """Bytes per element that it writes.
+
+    A number beside tensors is recorded as one without extents, of 8 bytes, and makes the result no wider.
+    """
+    chosen = tensors[1:] if name == "aten::where" and len(tensors) > 1 else tensors
+    return max(size for _, size in [t for t in chosen if t[0]] or chosen)
 
 
 def precision_of(dtypes: str | None) -> str | None:

@@ -67,9 +67,9 @@ _ELEMENT = (
 _MATRIX = (
     PrecisionRule(
         r"Cijk_A\w{1,8}_B\w{1,8}?_"
-        r"(F8|B8|F4|I8|4xi8|BBS|BSS|B_BS|BS|HHS|HSS|H_HS|HS|HB|HH|H_B|S_B|SB|S_S|DB|D_B|CB|C_B|ZB|Z_B)",
+        r"(F8|B8|F4|I8|4xi8|S_MX|BBS|BSS|B_BS|BS|HHS|HSS|H_HS|HS|HB|HH|H_B|S_B|SB|S_S|DB|D_B|CB|C_B|ZB|Z_B)",
         {
-            "F8": "fp8", "B8": "fp8", "F4": "fp4", "I8": "int8", "4xi8": "int8",
+            "F8": "fp8", "B8": "fp8", "F4": "fp4", "I8": "int8", "4xi8": "int8", "S_MX": "tf32",
             "BBS": "bf16", "BSS": "bf16", "B_BS": "bf16", "BS": "bf16",
             "HHS": "fp16", "HSS": "fp16", "H_HS": "fp16", "HS": "fp16", "HB": "fp16", "HH": "fp16",
             "H_B": "fp16",
@@ -79,6 +79,13 @@ _MATRIX = (
         "Tensile, letters of the operands",
         "Cijk_Alik_Bljk_B_BS_BH_Bias_HA_S_SAV_UserArgs_MT256x128x64_MI16x16x1_SN",
         "bf16",
+    ),
+    PrecisionRule(
+        r"(?:^|\s|::|aiter\d{1,3})(f4|f8|fp8|bf16|fp16|i8)gemm",
+        {"f4": "fp4", "f8": "fp8", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16", "i8": "int8"},
+        "aiter: the operands' type begins the name, the result's follows",
+        "_ZN5aiter42f4gemm_bf16_per1x32Fp4_BpreShuffle_192x128E",
+        "fp4",
     ),
     PrecisionRule(
         r"nvjet_(?:sm\d+_)?(qq|oo|t|h)",
@@ -181,6 +188,19 @@ _MATRIX = (
         _WORDS,
         "a type as a word of the name",
         "igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x128x32_wt32x32x8",
+        "bf16",
+    ),
+    PrecisionRule(
+        r"^(?=.*\bck(?:_tile)?::).*?(?<![A-Za-z0-9_])"
+        r"(unsigned short|_Float16|__bf16|half_t|bhalf_t|bf16_t|float|double|b?f8_(?:fnuz|ocp)_t|signed char)"
+        r"(?![A-Za-z0-9_])",
+        {
+            "unsigned short": "bf16", "__bf16": "bf16", "bhalf_t": "bf16", "bf16_t": "bf16",
+            "_Float16": "fp16", "half_t": "fp16", "float": "fp32", "double": "fp64", "signed char": "int8",
+            **dict.fromkeys(("f8_fnuz_t", "f8_ocp_t", "bf8_fnuz_t", "bf8_ocp_t"), "fp8"),
+        },
+        "Composable Kernel: the first type; its bf16 is an unsigned short",
+        "void ck::kernel_gemm_xdl_cshuffle_v3<ck::Gridwise<unsigned short, unsigned short, float>>",
         "bf16",
     ),
     # Integers among the arguments of a matrix product's template are sizes.

@@ -6,6 +6,7 @@ import polars as pl
 
 from lostflops.columns import Count, Id, Name, Share, Time, Typical
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.compute.work import all_whole, executions, mean_time
 from lostflops.recipes.steps.totals import time_shares
 from lostflops.tables import Kernels
 
@@ -51,21 +52,22 @@ def kernel_summary_by_grid(kernels: Kernels) -> pl.LazyFrame:
     How to read it: one name in many sizes is one operator on many shapes. A row with a small grid and much
     time leaves most of the GPU without work.
 
-    Limits: grid and block are products of their three extents. A CPU-only recording has none.
+    Limits: grid and block are products of their three extents. A CPU-only recording has none, and shortest
+    and longest are null for operators that go on after a child.
 
     What to try: pad or bucket shapes, so that few sizes remain and `torch.compile` does not have to guess.
     """
     kinds = ["rank", "name", "grid", "block", "registers"]
-    length = pl.col("end") - pl.col("start")
+    length, whole = pl.col("end") - pl.col("start"), all_whole()
     return (
         kernels.group_by(kinds)
         .agg(
-            calls=pl.len().cast(pl.Int64),
+            calls=executions(),
             time=length.sum(),
-            mean=length.mean().round().cast(pl.Int64),
-            min=length.min(),
-            max=length.max(),
+            min=pl.when(whole).then(length.min()),
+            max=pl.when(whole).then(length.max()),
         )
+        .with_columns(mean=mean_time())
         .pipe(time_shares)
         .select(*kernel_summary_by_grid.columns)
         .sort("rank", "time", *kinds[1:], descending=[False, True, *[False] * 4])

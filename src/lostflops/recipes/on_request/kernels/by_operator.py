@@ -6,6 +6,7 @@ import polars as pl
 
 from lostflops.columns import Count, Id, Name, Time, Typical
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.compute.work import executions, mean_time
 from lostflops.tables import Kernels
 
 
@@ -61,10 +62,11 @@ def operator_kernel_summary(kernels: Kernels) -> pl.LazyFrame:
     return (
         kernels.group_by(kinds)
         .agg(
-            calls=pl.len().cast(pl.Int64),
+            calls=executions(),
             time=length.sum(),
-            mean=length.mean().round().cast(pl.Int64),
             median_queue=queue.median().round().cast(pl.Int64),
         )
+        .with_columns(mean=mean_time())
+        .select(*operator_kernel_summary.columns)
         .sort("rank", "time", *kinds[1:], descending=[False, True, False, False, False])
     )

@@ -7,6 +7,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Bytes, Count, Id, Name, Ratio, Time, Typical
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.compute.work import all_whole, executions, mean_time
 from lostflops.recipes.steps.totals import per_step
 from lostflops.tables import Copies, Kernels
 
@@ -22,7 +23,7 @@ from lostflops.tables import Copies, Kernels
         "calls": Count("how many"),
         "time": Time("durations added up"),
         "mean": Typical("mean duration"),
-        "max": Typical("longest"),
+        "max": Typical("longest; null for operators of a CPU that go on after a child"),
         "bytes": Bytes("bytes copied or set; null for kernels, and where they were not recorded"),
         "per_step": Time("time per step"),
         "step_share": Ratio("time inside steps / step time"),
@@ -64,13 +65,22 @@ def gpu_work_summary(
     nothing = pl.lit(None, dtype=pl.Int64)
     rows = [
         kernels.select(
-            "rank", "start", "end", _named("kernel"), pl.col("name").cast(pl.String), bytes=nothing
+            "rank",
+            "start",
+            "end",
+            _named("kernel"),
+            pl.col("name").cast(pl.String),
+            "continued",
+            bytes=nothing,
         )
     ]
     if copies is not None:
+        whole = pl.lit(None, pl.Boolean).alias("continued")
         kind = pl.when(pl.col("direction") == "memset").then(pl.lit("memset")).otherwise(pl.lit("copy"))
         rows.append(
-            copies.select("rank", "start", "end", kind.alias("kind"), pl.col("name").cast(pl.String), "bytes")
+            copies.select(
+                "rank", "start", "end", kind.alias("kind"), pl.col("name").cast(pl.String), whole, "bytes"
+            )
         )
     length = pl.col("end") - pl.col("start")
     summed = (
@@ -79,16 +89,15 @@ def gpu_work_summary(
         )
         .group_by(kinds)
         .agg(
-            calls=pl.len().cast(pl.Int64),
+            calls=executions(),
             time=length.sum(),
-            mean=length.mean().round().cast(pl.Int64),
-            max=length.max(),
+            max=pl.when(all_whole()).then(length.max()),
             bytes=pl.when(pl.col("bytes").is_not_null().any()).then(pl.col("bytes").sum()),
             _in_steps=pl.col("_in_steps").sum(),
         )
     )
     return (
-        per_step(summed, step_totals, "_in_steps")
+        per_step(summed.with_columns(mean=mean_time()), step_totals, "_in_steps")
         .select(*gpu_work_summary.columns)
         .sort("rank", "time", "kind", "name", descending=[False, True, False, False])
     )

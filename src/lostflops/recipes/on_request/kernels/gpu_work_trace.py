@@ -18,6 +18,7 @@ from lostflops.tables import Copies, Kernels
         "start": Instant("start"),
         "end": Instant("end"),
         "time": Time("its duration"),
+        "device": Id("GPU"),
         "stream": Id("stream"),
         "name": Name("name of the kernel or the copy"),
         "operator": Name("deepest operator that contains its launch"),
@@ -34,19 +35,20 @@ from lostflops.tables import Copies, Kernels
             "a copy, and a kernel after it",
             given={
                 "kernels": [
-                    {"start": 10, "end": 30, "name": "mm", "stream": 7, "grid": 6, "block": 128}
-                    | {"registers": 40, "shared_memory": 512, "operator": "aten::mm"}
+                    {"start": 10, "end": 30, "name": "mm", "device": 3, "stream": 7, "grid": 6}
+                    | {"block": 128, "registers": 40, "shared_memory": 512, "operator": "aten::mm"}
                 ],
                 "copies": [
-                    {"start": 0, "end": 8, "name": "HtoD", "stream": 9, "bytes": 64}
+                    {"start": 0, "end": 8, "name": "HtoD", "device": 3, "stream": 9, "bytes": 64}
                     | {"direction": "host to device"}
                 ],
             },
             expect=[
-                {"rank": 0, "start": 0, "end": 8, "time": 8, "stream": 9, "name": "HtoD", "operator": None}
-                | {"grid": None, "block": None, "registers": None, "shared_memory": None, "bytes": 64}
+                {"rank": 0, "start": 0, "end": 8, "time": 8, "device": 3, "stream": 9, "name": "HtoD"}
+                | {"operator": None, "grid": None, "block": None, "registers": None}
+                | {"shared_memory": None, "bytes": 64}
                 | {"throughput": 8.0, "direction": "host to device"},
-                {"rank": 0, "start": 10, "end": 30, "time": 20, "stream": 7, "name": "mm"}
+                {"rank": 0, "start": 10, "end": 30, "time": 20, "device": 3, "stream": 7, "name": "mm"}
                 | {"operator": "aten::mm", "grid": 6, "block": 128, "registers": 40, "shared_memory": 512}
                 | {"bytes": None, "throughput": None, "direction": None},
             ],
@@ -76,5 +78,5 @@ def gpu_work_trace(kernels: Kernels, copies: Copies | None) -> pl.LazyFrame:
         .with_columns(time=time)
         .with_columns(throughput=pl.when(pl.col("time") > 0).then(pl.col("bytes") / pl.col("time")))
         .select(*gpu_work_trace.columns)
-        .sort("rank", "start", "end", "stream", "name")
+        .sort("rank", "start", "end", "device", "stream", "name")
     )

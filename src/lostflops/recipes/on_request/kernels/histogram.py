@@ -46,7 +46,8 @@ def kernel_histogram(kernels: Kernels) -> pl.LazyFrame:
     How to read it: two humps are two shapes, or a kernel that sometimes shares the device. A thin tail to the
     right is worth a look in `gpu-work-trace`: other ranks wait for it.
 
-    Limits: communication kernels mostly wait, so their spread is that of the ranks' arrivals.
+    Limits: communication kernels mostly wait, so their spread is that of the ranks' arrivals. On a CPU alone
+    an operator that goes on after a child counts once for each stretch.
 
     What to try: where the tail is on one rank only, look at `gpu-clocks` there.
     """

@@ -48,7 +48,8 @@ def kernel_pace(kernels: Kernels) -> pl.LazyFrame:
     How to read it: a `drift` above 0 on all large kernels of a rank is a card that clocks down; on one
     kernel, shapes that grow. `period` of a kernel that runs once per step is the step time.
 
-    Limits: a kernel that runs on several shapes mixes them; recordings of a few steps show little drift.
+    Limits: a kernel that runs on several shapes mixes them; recordings of a few steps show little drift. On a
+    CPU alone an operator that goes on after a child counts once for each stretch.
 
     What to try: `gpu-clocks` for heat and power, `kernel-summary-by-grid` for shapes.
     """

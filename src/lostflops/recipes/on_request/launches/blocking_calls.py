@@ -13,7 +13,7 @@ from lostflops.tables import Launches
 # Calls that return when the device has done something: CUDA's, its driver's and HIP's. Polars has no
 # look-behind, so what only issues work is taken out by its ending.
 WAITS = r"(?i)synchronize|^(?:cuda|hip|cu)mem(?:cpy|set)|^(?:cuda|hip|cu)(?:mem)?free(?:host)?(?:_v\d+)?$"
-ONLY_ISSUES = r"(?i)async|batch|_ptsz$"
+ONLY_ISSUES = r"(?i)async|batch"
 
 
 @recipe(

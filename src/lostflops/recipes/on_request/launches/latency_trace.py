@@ -17,6 +17,7 @@ from lostflops.tables import Kernels
         "rank": Id("rank"),
         "launch_start": Instant("start of the launching call"),
         "thread": Id("thread of the call"),
+        "device": Id("GPU of the kernel"),
         "stream": Id("stream of the kernel"),
         "name": Name("kernel name"),
         "correlation": Id("id shared by call and kernel"),
@@ -31,7 +32,15 @@ from lostflops.tables import Kernels
             "one kernel waits in the queue, one begins while its call returns, one has no call",
             given={
                 "kernels": [
-                    {"start": 30, "end": 50, "launch_start": 4, "launch_end": 9, "thread": 1, "stream": 7}
+                    {
+                        "start": 30,
+                        "end": 50,
+                        "launch_start": 4,
+                        "launch_end": 9,
+                        "thread": 1,
+                        "stream": 7,
+                        "device": 2,
+                    }
                     | {"name": "mm", "correlation": 61},
                     {"start": 62, "end": 73, "launch_start": 60, "launch_end": 64, "thread": 1, "stream": 7}
                     | {"name": "norm", "correlation": 65},
@@ -39,7 +48,8 @@ from lostflops.tables import Kernels
                 ]
             },
             expect=[
-                {"rank": 0, "launch_start": 4, "thread": 1, "stream": 7, "name": "mm", "correlation": 61}
+                {"rank": 0, "launch_start": 4, "thread": 1, "device": 2, "stream": 7, "name": "mm"}
+                | {"correlation": 61}
                 | {"api": 5, "queue": 21, "kernel": 20, "total": 46, "before_launch": False},
                 {"rank": 0, "launch_start": 60, "thread": 1, "stream": 7, "name": "norm", "correlation": 65}
                 | {"api": 4, "queue": 0, "kernel": 11, "total": 13, "before_launch": False},
@@ -68,5 +78,5 @@ def launch_latency_trace(kernels: Kernels) -> pl.LazyFrame:
             before_launch=pl.col("start") < begin,
         )
         .select(*launch_latency_trace.columns)
-        .sort("rank", "launch_start", "correlation", "stream", "name", "kernel", "queue")
+        .sort("rank", "launch_start", "correlation", "device", "stream", "name", "kernel", "queue")
     )

@@ -25,7 +25,7 @@ MIGRATIONS = ("migration to device", "migration to host", "migration between dev
         "bytes": Bytes("bytes moved"),
         "traffic_share": Share("bytes / bytes of all copies and migrations of the rank"),
         "time": Time("durations added up"),
-        "bandwidth": Number("bytes / time (a GB is 10⁹ bytes)", unit="GB/s"),
+        "bandwidth": Number("bytes / time of those whose bytes are known (a GB is 10⁹ bytes)", unit="GB/s"),
         "per_step": Time("time inside steps, per step"),
         "step_share": Ratio("time inside steps / step time"),
     },
@@ -69,11 +69,11 @@ def managed_memory_migrations(
     that come again.
     """
     kinds = ["rank", "direction", "cause"]
-    moved = pl.col("bytes").fill_null(0)
+    moved, length = pl.col("bytes").fill_null(0), pl.col("end") - pl.col("start")
     every = copies.filter(~pl.col("communication"), pl.col("direction") != "memset")
     whole = every.group_by("rank").agg(_all=moved.sum())
     rows = every.filter(pl.col("direction").is_in(MIGRATIONS)).select(
-        "rank", pl.col("direction", "cause").cast(pl.String), "start", "end", bytes=moved
+        "rank", pl.col("direction", "cause").cast(pl.String), "start", "end", "bytes"
     )
     summed = (
         intervals.inside(rows, intervals.union(counted_steps, ["rank"]), {"_in_steps": pl.lit(True)})
@@ -81,13 +81,14 @@ def managed_memory_migrations(
         .agg(
             migrations=pl.len().cast(pl.Int64),
             bytes=pl.col("bytes").sum(),
-            time=(pl.col("end") - pl.col("start")).sum(),
+            time=length.sum(),
+            _timed=length.filter(pl.col("bytes").is_not_null()).sum(),
             _in_steps=pl.col("_in_steps").sum(),
         )
         .join(whole, on="rank")
         .with_columns(
             traffic_share=pl.when(pl.col("_all") > 0).then(pl.col("bytes") / pl.col("_all")),
-            bandwidth=pl.when(pl.col("time") > 0).then(pl.col("bytes") / pl.col("time")),
+            bandwidth=pl.when(pl.col("_timed") > 0).then(pl.col("bytes") / pl.col("_timed")),
         )
     )
     return (

@@ -225,9 +225,11 @@ def _work(
     spans: pl.DataFrame, compiling: pl.DataFrame, kernels: pl.LazyFrame | None, copies: pl.LazyFrame | None
 ) -> pl.DataFrame:
     """Time of kernels and copies by the innermost region whose call launched them, without what compiles."""
+    # On a CPU alone nothing is launched, and a row's stream is its thread.
+    on_host = pl.col("launch_start").is_null().all().over("rank")
     ran = [] if kernels is None else [kernels.select(
         "rank", "start", "end", at=pl.coalesce("launch_start", "start"),
-        thread=pl.when(pl.col("launch_start").is_null()).then("stream").otherwise("thread"))]  # fmt: skip
+        thread=pl.when(on_host).then("stream").otherwise("thread"))]  # fmt: skip
     moved = (
         [] if copies is None else [copies.select("rank", "start", "end", at="launch_start", thread="thread")]
     )

@@ -11,7 +11,10 @@ from lostflops.recipes.layout.seen import CONTROL, EXPERTS, Groups
 from lostflops.tables import Kernels, Ranks
 
 # How NCCL, cuBLAS, CUTLASS, DeepGEMM, Triton and others call products of many experts at once.
-GROUPED = r"(?i)group(?:ed)?_?(?:gemm|mm\b|problem)|fused_moe|moe_gemm"
+GROUPED = (
+    r"(?i)group(?:ed)?_?(?:gemm|mm\b|matmul|problem)|fused_moe|moe_gemm|matmul_ogs"
+    r"|deep_?gemm.*gemmtype(?:\)|e)[1-3]\b"  # DeepGEMM: contiguous, masked, and by the inner dimension
+)
 OURS = {"ep", "expert", "moe"}
 OTHERS = {"cp", "ulysses", "sp", "sequence", "context"}
 BY_KERNELS, BY_NAME = "kernels of expert parallelism", "the group's name"
