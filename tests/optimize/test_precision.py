@@ -269,6 +269,32 @@ def test_the_optimizers_own_step_is_refused_where_gradients_are_scaled() -> None
     optimizer.step()
 
 
+@pytest.mark.parametrize(("scale", "overflows"), [(1024.0, False), (2.0**30, True)])
+def test_undone_before_a_step_gradients_are_unscaled_and_those_that_overflowed_are_dropped(
+    scale: float, overflows: bool
+) -> None:
+    found: list[Any] = []
+    for scaled in (True, False):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 8)
+        x = torch.randn(4, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if scaled:
+            with optimize.to_fp16(model, optimizer, scale=scale) as fp16:
+                fp16.backward(model(x).float().square().mean())
+                fp16.backward(model(x).float().square().mean())
+        else:
+            for _ in range(2):
+                model(x).square().mean().backward()
+        found.append(model.weight.grad)
+        optimizer.step()
+        assert bool(torch.isfinite(model.weight).all())
+    if overflows:
+        assert found[0] is None
+    else:
+        torch.testing.assert_close(found[0], found[1], rtol=0.01, atol=1e-3)
+
+
 def test_a_loss_that_is_not_finite_skips_every_step_and_the_scheduler_for_good() -> None:
     """The scale is halved until it is 0, from which it cannot fall."""
     _, optimizer, scaled = fp16(scale=2.0**-140)

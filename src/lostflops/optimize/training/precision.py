@@ -238,9 +238,16 @@ class Fp16(AppliedRemedy):
         self._watching = optimizer.register_step_pre_hook(self._before_step)
 
     def _take_back(self) -> None:
-        """The model computes in fp32 again."""
+        """The model computes in fp32 again. Gradients of a step to come are unscaled; an overflow drops them."""
         self._watching.remove()
         self._autocast.undo()
+        if not self._backwards:
+            return
+        state = self.scaler._per_optimizer_states[id(self.optimizer)]
+        if state["stage"].name == "READY":
+            self.scaler.unscale_(self.optimizer)
+        if any(float(found) for found in state["found_inf_per_device"].values()):
+            self.optimizer.zero_grad(set_to_none=True)
 
     def _before_step(self, *_: Any) -> None:
         """After `unscale_` it may step; a fused one unscales by itself, with a scale from the scaler."""
