@@ -355,6 +355,26 @@ def test_fp8_computes_the_same_in_inference_mode(recipe: str) -> None:
     assert torch.equal(found, model(x))
 
 
+def test_hooks_that_come_meanwhile_stay_when_fp8_is_undone_and_can_be_taken_away() -> None:
+    model = tiny_models.mlp(2, 32)
+    told: list[str] = []
+    converted = optimize.to_fp8(model, small=True)
+    layer = model.get_submodule(converted.converted[0])
+    handles = [
+        layer.register_forward_hook(lambda *_: told.append("forward")),
+        layer.register_full_backward_hook(lambda *_: told.append("backward")),
+    ]
+    x = torch.randn(16, 32, requires_grad=True)
+    model(x).sum().backward()
+    converted.undo()
+    model(x).sum().backward()
+    assert told == ["forward", "backward"] * 2
+    for handle in handles:
+        handle.remove()
+    model(x).sum().backward()
+    assert len(told) == 4
+
+
 def test_undoing_fp8_takes_the_parameters_that_were_bound_anew_meanwhile() -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.GELU())
     with optimize.to_fp8(model, emulate=True, small=True):

@@ -114,6 +114,13 @@ class Fp8(AppliedRemedy):
             swap.parent.__dict__["_modules"][swap.name] = swap.converted
         for swap in self._swaps:
             swap.converted.train(swap.original.training)
+            # Whoever puts a hook on the layer meanwhile, or takes it away later, finds it on both.
+            hooks = {
+                key: held
+                for key, held in vars(swap.original).items()
+                if isinstance(held, dict) and "_hooks" in key
+            }
+            swap.converted.__dict__.update(hooks)
 
     def _take_back(self) -> None:
         """The layers that were there, with the parameters as trained, and those that were bound anew."""
@@ -121,6 +128,8 @@ class Fp8(AppliedRemedy):
             swap.original.train(swap.converted.training)
             had, now = (each.__dict__["_parameters"] for each in (swap.original, swap.converted))
             had.update({name: now[name] for name in had if name in now})
+            kind = "_is_full_backward_hook"  # of the hooks that both have
+            swap.original.__dict__[kind] = swap.converted.__dict__[kind]
             modules = swap.parent.__dict__["_modules"]
             if modules.get(swap.name) is swap.converted:
                 modules[swap.name] = swap.original
