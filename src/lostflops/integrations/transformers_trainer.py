@@ -192,7 +192,7 @@ def _tuned(trainer: Any, args: Any, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_trained_with(trainer: Any, args: Any) -> tuple[Any, Any]:
-    """The trainer's data set and collator, without the columns that it drops: its model does not take them."""
+    """The trainer's data set and collator, without the columns that its model does not take."""
     dataset: Any = trainer.train_dataset
     if not args.remove_unused_columns:
         return dataset, trainer.data_collator

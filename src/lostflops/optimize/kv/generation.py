@@ -63,8 +63,8 @@ def kv_offload(
         )
     if getattr(getattr(model, "generation_config", None), "use_cache", None) is False:
         raise Refused(
-            "the model's generation_config says use_cache=False: generate would give every token to the cache "
-            "again at each step, and answer with others",
+            "the model's generation_config says use_cache=False: generate would give every token to the "
+            "cache again at each step, and answer with others",
             "model.generation_config.use_cache = True",
         )
     on = device_of(model) if device is None else device

@@ -289,8 +289,8 @@ class _Tuning:
             )
         if self.order is not None and self.order.counts:
             return (
-                f"{self.order.counts} changes with each batch that is asked for, and workers ask ahead: after a "
-                "break, or from its saved state, training would go on at another batch"
+                f"{self.order.counts} changes with each batch that is asked for, and workers ask ahead: "
+                "after a break, or from its saved state, training would go on at another batch"
             )
         if what := self._counts(seen):
             return f"{what}, so another number of them gives other samples"

@@ -34,6 +34,10 @@ _FORMATS = {
 }
 
 
+# Those that are dictionaries; `_is_full_backward_hook` says what kind those of the backward are.
+_HOOKS = {key for key, value in vars(torch.nn.Module()).items() if "_hooks" in key and value is not None}
+
+
 def to_fp8(
     model: torch.nn.Module,
     recipe: str = "rowwise",
@@ -115,12 +119,8 @@ class Fp8(AppliedRemedy):
         for swap in self._swaps:
             swap.converted.train(swap.original.training)
             # Whoever puts a hook on the layer meanwhile, or takes it away later, finds it on both.
-            hooks = {
-                key: held
-                for key, held in vars(swap.original).items()
-                if isinstance(held, dict) and "_hooks" in key
-            }
-            swap.converted.__dict__.update(hooks)
+            held = swap.original.__dict__
+            swap.converted.__dict__.update({key: held[key] for key in held if key in _HOOKS})
 
     def _take_back(self) -> None:
         """The layers that were there, with the parameters as trained, and those that were bound anew."""

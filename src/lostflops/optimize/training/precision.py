@@ -238,7 +238,8 @@ class Fp16(AppliedRemedy):
         self._watching = optimizer.register_step_pre_hook(self._before_step)
 
     def _take_back(self) -> None:
-        """The model computes in fp32 again. Gradients of a step to come are unscaled; an overflow drops them."""
+        """The model computes in fp32 again. Gradients of a step to come are unscaled, or dropped if they
+        overflowed."""
         self._watching.remove()
         self._autocast.undo()
         if not self._backwards:
