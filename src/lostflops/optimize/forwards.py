@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_OF_NOBODY: Any = (lambda: None, None, None)
+
+
 class Forwards:
     """Modules whose forward is replaced, until `restore`."""
 
@@ -63,7 +66,7 @@ def _still_there(had: Any) -> Any:
     """What a replacement stood in the place of, without those that were taken back while it lay over them."""
     while had is not None:
         function = getattr(had, "__func__", had)
-        of, owner, below = getattr(function, "_lostflops", (lambda: None, None, None))
+        of, owner, below = getattr(function, "_lostflops", _OF_NOBODY)
         if of() is not function or owner._active:  # a wrapper of it has a copy of what it says of itself
             break
         had = below

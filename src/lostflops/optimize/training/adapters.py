@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lostflops.optimize.amounts import written
-from lostflops.optimize.model_parts import ends_like, is_output_head, named
+from lostflops.optimize.model_parts import ends_like, is_output_head, named, refuse_wrapped
 from lostflops.optimize.refused import Refused, needs
 from lostflops.optimize.remedy import AppliedRemedy, TextReport
 
@@ -48,6 +48,12 @@ def lora(
     Refuses a model with adapters or gradients, targets that are not there, and those whose forward nobody
     calls (inside torch's MultiheadAttention), where adapters would silently do nothing. Needs peft.
     """
+    refuse_wrapped(
+        model,
+        *("DDP", "FSDP1", "FSDP2"),
+        breaks="the ranks would not exchange the gradients of adapters that come afterwards",
+        instead="call optimize.lora first, then wrap its `model`",
+    )
     try:
         import peft
     except ImportError as error:

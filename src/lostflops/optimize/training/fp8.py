@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lostflops.optimize.forwards import Forwards
-from lostflops.optimize.model_parts import ends_like, is_output_head, named
+from lostflops.optimize.model_parts import ends_like, is_output_head, named, refuse_wrapped
 from lostflops.optimize.refused import Refused, needs
 from lostflops.optimize.remedy import AppliedRemedy, TextReport
 
@@ -58,6 +58,12 @@ def to_fp8(
     Batch times sequence must be a multiple of 16, too, where gradients of weights are in FP8. Once per
     process, torchao also corrects the compiler's minimum and maximum; that stays.
     """
+    refuse_wrapped(
+        model,
+        *("FSDP1", "FSDP2"),
+        breaks="the weights of its layers are parts, which other layers cannot share",
+        instead="call optimize.to_fp8 first, then wrap the model",
+    )
     if recipe not in RECIPES:
         raise Refused(f"there is no recipe {recipe!r}", f"one of {', '.join(RECIPES)}")
     if engine not in ENGINES:
