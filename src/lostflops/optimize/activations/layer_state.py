@@ -192,10 +192,10 @@ def _is_freed(tensor: torch.Tensor) -> bool:
 def _by_fsdp(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[int, str]]:
     """Attributes and parameters that FSDP1 puts in their places itself, a part of a flat one each."""
     for module in modules:
-        flat = getattr(getattr(module, "_handle", None), "flat_param", None)
+        flat: Any = getattr(getattr(module, "_handle", None), "flat_param", None)
         for kind in ("_param_infos", "_shared_param_infos") if flat is not None else ():
-            for info in getattr(flat, kind, None) or ():
-                attributes: Place = vars(info.module)
+            for info in cast("list[Any]", getattr(flat, kind, None) or []):
+                attributes: Place = vars(cast("torch.nn.Module", info.module))
                 yield id(attributes), info.param_name
                 yield id(attributes["_parameters"]), info.param_name
 
