@@ -14,7 +14,7 @@ def workers(module: Any, note: Note, workers: int) -> None:
     """Loaders of a data set with an order get so many worker processes, where they have fewer.
 
     The others are left alone: an `IterableDataset` that does not shard by worker would repeat its data. So
-    are samplers that are their own iterator: workers ask ahead, and a loop that breaks off would skip batches.
+    are samplers that are their own iterator: workers ask ahead, and a loop that breaks off skips batches.
     Workers start in each epoch: where they live on, torch draws one number less and shuffles otherwise.
     """
 
