@@ -532,10 +532,11 @@ class NoSuchModel(LostflopsError):
 class BadModel(LostflopsError):
     """A config.json that does not describe a model the planner can count."""
 
-    def __init__(self, name: str, why: str) -> None:
+    def __init__(self, name: str, why: str, known: Sequence[str] = ()) -> None:
+        other = f"of one of these: {', '.join(known)}" if known else "of another model"
         super().__init__(
             f"'{shown(name)}' does not describe a model that can be planned: {shown(why)}.",
-            "give the config.json of another model, or the name of one that is known.",
+            f"give the config.json {other}, or the name of one that is known.",
         )
 
 

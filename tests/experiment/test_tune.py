@@ -487,14 +487,17 @@ def test_changes_are_made_inside_the_process_and_noted(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(
         "import sys\nfrom torch.utils.data.dataloader import *\n"
         "told = [DataLoader(Dataset()), DataLoader(Dataset(), 4, False, None, None, 1),\n"
-        "        DataLoader(Dataset(), num_workers=5), DataLoader(IterableDataset())]\n"
+        "        DataLoader(Dataset(), num_workers=5), DataLoader(IterableDataset()),\n"
+        "        DataLoader(Dataset(), sampler=iter([0, 1])), DataLoader(Dataset(), sampler=[0, 1])]\n"
         "print([(one.num_workers, one.persistent_workers) for one in told], sys.users_own)\n"
     )
     line = changes.command_line([sys.executable, str(tmp_path / "job.py")], [
         AppliedChange("loader-workers", {"workers": 3})], shim)  # fmt: skip
     given = {**os.environ, "PYTHONPATH": os.pathsep.join([str(user), str(tmp_path / "lib")])}
     done = subprocess.run(["/bin/sh", "-c", line], env=given, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[(3, False), (3, False), (5, False), (0, False)] True"
+    assert (
+        done.stdout.strip() == "[(3, False), (3, False), (5, False), (0, False), (0, False), (3, False)] True"
+    )
     assert changes.taken_up(shim) == {"loader-workers": ["num_workers 0 -> 3"]}
     assert not changes.failed(shim)
 

@@ -278,7 +278,7 @@ def test_only_a_recorder_that_records_keeps_us_from_logging(
 # --- Hugging Face Trainer ---
 
 
-def trainer(folder: Path, callbacks: list[Any], **more: Any) -> Any:
+def trainer(folder: Path, callbacks: list[Any], data: Any = None, **more: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     arguments = transformers.TrainingArguments(
         output_dir=str(folder), max_steps=STEPS, per_device_train_batch_size=2, report_to=[], use_cpu=True,
@@ -286,7 +286,7 @@ def trainer(folder: Path, callbacks: list[Any], **more: Any) -> Any:
         gradient_accumulation_steps=2, **more,
     )  # fmt: skip
     made = transformers.Trainer(
-        tiny_models.llama(layers=2), arguments, train_dataset=Texts(),
+        tiny_models.llama(layers=2), arguments, train_dataset=data or Texts(),
         eval_dataset=torch.utils.data.Subset(Texts(), range(4)), callbacks=callbacks,
     )  # fmt: skip
     made.remove_callback(transformers.PrinterCallback)
@@ -389,6 +389,23 @@ def test_a_trainers_loader_is_tuned_when_it_is_made(tmp_path: Path) -> None:
         late.train()
     with pytest.raises(Refused, match="how long a step takes"):
         trainer(tmp_path, [LostflopsCallback(tune_loader=True)])
+
+
+class Named(Texts):
+    """With a column that the model does not take, and no collator could make a tensor of."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return super().__getitem__(index) | {"title": object()}
+
+
+def test_columns_that_a_trainer_drops_are_dropped_while_its_loader_is_tuned(tmp_path: Path) -> None:
+    from lostflops.integrations.transformers_trainer import LostflopsCallback
+
+    callback = LostflopsCallback(tune_loader={"step_seconds": 5.0, "seconds": 0.5})
+    made = trainer(tmp_path, [callback], Named())
+    made.train()
+    tuned = report_of(tmp_path)["remedies"]["tune_loader"]["report"]
+    assert tuned["arguments"]["num_workers"] == 0 and made.state.global_step == STEPS
 
 
 # --- Lightning ---

@@ -283,6 +283,51 @@ def test_a_sampler_that_draws_beside_the_steps_keeps_its_workers() -> None:
     assert setting.workers == 0 and any("beside those of the steps" in note for note in setting.notes)
 
 
+class Resumable(Counting):
+    """Knows where it is, and goes on from there."""
+
+    position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < 41:
+            self.position += 1
+            yield self.position - 1
+        self.position = 0
+
+
+class OwnDice(Counting):
+    """Draws each sample from random numbers of its own."""
+
+    def __iter__(self) -> Iterator[int]:
+        return (self.random.randrange(40) for _ in range(41))
+
+
+def after_breaks(loader: DataLoader[Any]) -> list[list[int]]:
+    """Epochs of three batches."""
+    return [[int(x) for batch in itertools.islice(loader, 3) for x in batch[:, 0]] for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "named"), [(Resumable, "sampler.sampler.position"), (OwnDice, "sampler.sampler.random")]
+)
+def test_a_sampler_that_goes_on_after_a_break_keeps_its_workers(sampler: Any, named: str) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Sleeping(0), 4, sampler=sampler())
+
+    ahead = made(loader(), num_workers=2)
+    assert after_breaks(ahead) != after_breaks(loader()), "workers have asked for more than was used"
+    tuning = data_loader._Tuning(loader(), time.perf_counter(), 1, 8, True)
+    assert tuning.order is not None and tuning.order.next(24)
+    assert named in tuning._depends_on_workers(())
+
+
+def test_an_epochs_own_shuffle_is_no_state_that_goes_on() -> None:
+    for sampler in (Counting(), RandomSampler(Drawing(), generator=torch.Generator().manual_seed(1))):
+        order = SampleOrder(DataLoader(Drawing(), 4, sampler=sampler))
+        order.next(25)  # into the third epoch
+        assert order.counts == ""
+
+
 class Keeping(Sleeping):
     """Has random numbers of its own, opens a file once and remembers."""
 

@@ -272,8 +272,21 @@ def test_what_cannot_be_done_is_refused_in_words(monkeypatch: pytest.MonkeyPatch
     config = MistralConfig(
         vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, sliding_window=4
     )
-    with pytest.raises(Refused, match="no layer whose keys and values grow"):
+    with pytest.raises(Refused, match="has DynamicSlidingWindowLayer, and only"):
         optimize.kv_offload(MistralForCausalLM(config), 0, device=device)
+
+
+def test_a_model_that_generates_without_a_cache_is_refused() -> None:
+    """As it is loaded when it was trained with use_cache=False."""
+    model = tiny_models.llama(2).eval()
+    assert model.generation_config.use_cache is False
+    expected = generated(model, None)
+    assert generated(model, plain_cache(model))[0] != expected[0], "transformers' own cache fails, too"
+    with pytest.raises(Refused, match="says use_cache=False"):
+        optimize.kv_offload(model, 0, device=ThreadedDevice())
+    model.generation_config.use_cache = True
+    offloaded = optimize.kv_offload(model, 0, device=ThreadedDevice())
+    assert generated(model, offloaded.past)[0] == expected[0]
 
 
 def test_the_report_prints_and_is_json() -> None:

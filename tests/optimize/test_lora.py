@@ -295,6 +295,43 @@ def test_what_peft_has_merged_is_taken_out_again_and_counts_once() -> None:
     torch.testing.assert_close(adapters.merge(lambda: model(ids).logits)(ids).logits, wanted)
 
 
+def test_modules_that_peft_trained_as_a_whole_are_as_they_were_after_undo() -> None:
+    """An adapter that the user adds may train a copy of a module, which PEFT leaves in its place."""
+    import peft
+
+    model = llama()
+    norm, before = model.model.norm, {name: each.clone() for name, each in model.state_dict().items()}
+    adapters = optimize.lora(model)
+    config = peft.LoraConfig(r=2, target_modules=["up_proj"], modules_to_save=["norm"])
+    adapters.model.add_adapter("more", config)
+    adapters.model.set_adapter("more")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(1)
+    adapters.undo()
+    assert model.model.norm is norm and norm.weight.requires_grad
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], each) for name, each in before.items())
+
+
+def test_the_report_is_of_the_dtypes_now_and_of_the_adapters_when_they_are_gone() -> None:
+    model = llama()
+    adapters = optimize.lora(model)
+    assert adapters.report().to_json()["dtype"] == "float32"
+    model.to(torch.bfloat16)
+    said = adapters.report()
+    assert "in bfloat16" in str(said) and said.to_json()["base_dtype"] == "bfloat16"
+    adapters.undo()
+    assert adapters.report() == said
+    merging = optimize.lora(model.float())
+    random_b(merging)
+    said = merging.report()
+    merging.merge(lambda: model(tiny_models.llama_batch()["input_ids"]).logits)
+    assert merging.report() == said
+
+
 @pytest.mark.parametrize("reentrant", [True, False, "ours"])
 def test_the_first_layers_adapters_learn_with_checkpointing_and_a_frozen_embedding(reentrant: Any) -> None:
     """Reentrant checkpointing gives no gradients at all when its input needs none."""

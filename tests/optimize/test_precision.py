@@ -269,6 +269,32 @@ def test_the_optimizers_own_step_is_refused_where_gradients_are_scaled() -> None
     optimizer.step()
 
 
+@pytest.mark.parametrize(("scale", "overflows"), [(1024.0, False), (2.0**30, True)])
+def test_undone_before_a_step_gradients_are_unscaled_and_those_that_overflowed_are_dropped(
+    scale: float, overflows: bool
+) -> None:
+    found: list[Any] = []
+    for scaled in (True, False):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 8)
+        x = torch.randn(4, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if scaled:
+            with optimize.to_fp16(model, optimizer, scale=scale) as fp16:
+                fp16.backward(model(x).float().square().mean())
+                fp16.backward(model(x).float().square().mean())
+        else:
+            for _ in range(2):
+                model(x).square().mean().backward()
+        found.append(model.weight.grad)
+        optimizer.step()
+        assert bool(torch.isfinite(model.weight).all())
+    if overflows:
+        assert found[0] is None
+    else:
+        torch.testing.assert_close(found[0], found[1], rtol=0.01, atol=1e-3)
+
+
 def test_a_loss_that_is_not_finite_skips_every_step_and_the_scheduler_for_good() -> None:
     """The scale is halved until it is 0, from which it cannot fall."""
     _, optimizer, scaled = fp16(scale=2.0**-140)
@@ -327,6 +353,26 @@ def test_fp8_computes_the_same_in_inference_mode(recipe: str) -> None:
     with torch.inference_mode():
         found = model(x)
     assert torch.equal(found, model(x))
+
+
+def test_hooks_that_come_meanwhile_stay_when_fp8_is_undone_and_can_be_taken_away() -> None:
+    model = tiny_models.mlp(2, 32)
+    told: list[str] = []
+    converted = optimize.to_fp8(model, small=True)
+    layer = model.get_submodule(converted.converted[0])
+    handles = [
+        layer.register_forward_hook(lambda *_: told.append("forward")),
+        layer.register_full_backward_hook(lambda *_: told.append("backward")),
+    ]
+    x = torch.randn(16, 32, requires_grad=True)
+    model(x).sum().backward()
+    converted.undo()
+    model(x).sum().backward()
+    assert told == ["forward", "backward"] * 2
+    for handle in handles:
+        handle.remove()
+    model(x).sum().backward()
+    assert len(told) == 4
 
 
 def test_undoing_fp8_takes_the_parameters_that_were_bound_anew_meanwhile() -> None:

@@ -90,6 +90,18 @@ def test_what_is_undone_is_as_if_it_had_never_been(name: str) -> None:
     assert behaviour(model) == expected
 
 
+def test_remedies_of_the_same_layers_leave_nothing_whichever_is_undone_first() -> None:
+    """What is left of one that lay under another would be in no file that anybody can read."""
+    model = frozen(tiny_models.llama())
+    streaming = optimize.stream_frozen(model, device=ThreadedDevice())
+    checkpointed = optimize.checkpoint(model)
+    again = optimize.autocast(model)
+    for each in (streaming, again, checkpointed):
+        each.undo()
+    assert not [name for name, module in model.named_modules() if "forward" in vars(module)]
+    torch.save(model, io.BytesIO())
+
+
 @pytest.mark.parametrize("name", ["offload", "checkpoint", "stream_frozen", "stream_weights", "autocast"])
 @pytest.mark.filterwarnings("ignore:the model computes in")
 def test_a_file_of_the_model_is_without_the_remedy_and_needs_nothing_of_ours(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Remedies on two ranks, under DDP and FSDP2: exact to the bit, each rank for what it has."""
+"""Remedies on two ranks, under DDP, FSDP1 and FSDP2: exact to the bit, each rank for what it has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from lostflops import optimize
 from lostflops.optimize.device.devices import ThreadedDevice
@@ -220,3 +221,69 @@ def test_frozen_weights_that_fsdp_leaves_alone_are_streamed(checkpointed: bool) 
     for same, bytes_in, states_in, races, refused in on_ranks(streaming, checkpointed):
         assert same and bytes_in > 0 and states_in > 0 and races == []
         assert "is a DTensor" in refused and "ignored_params=" in refused
+
+
+def by_fsdp1(strategy: ShardingStrategy, flat: bool) -> Any:
+    return FullyShardedDataParallel(
+        Model().requires_grad_(), sharding_strategy=strategy, use_orig_params=not flat,
+        device_id=torch.device("cpu"),
+        auto_wrap_policy=ModuleWrapPolicy({nn.Sequential}),
+    )  # fmt: skip
+
+
+WAYS = [(ShardingStrategy.FULL_SHARD, True), (ShardingStrategy.SHARD_GRAD_OP, False)]
+
+
+def fsdp1(rank: int) -> Any:
+    """Weights after three steps with and without checkpointing; then fp16, with an overflow on one rank."""
+
+    def some_ids(seed: int) -> torch.Tensor:
+        return torch.randint(0, 13, (2, 5), generator=torch.Generator().manual_seed(10 * rank + seed))
+
+    found: dict[str, Any] = {"checkpointed": []}
+    for way in WAYS:
+        bits: list[Any] = []
+        for checkpointed in (False, True):
+            model = by_fsdp1(*way)
+            optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=0.05)
+            remedy = optimize.checkpoint(model, keep=()) if checkpointed else None
+            for step in range(3):
+                model(some_ids(step)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            bits.append([local(p) for p in model.parameters()])
+            found["checkpointed"].append(remedy.recomputed if remedy else 0)
+        assert bits[0] == bits[1]
+    model = by_fsdp1(*WAYS[0])
+    optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.05)
+    scaled = optimize.to_fp16(model, optimizer, scale=64.0, max_norm=1e-3)
+    scaled.backward(model(some_ids(0)))
+    assert scaled.step()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    found["squares"] = sum(float(each.square().sum()) for each in gradients)
+    optimizer.zero_grad()
+    scaled.backward(model(some_ids(1)))
+    if rank:
+        next(p.grad for p in model.parameters() if p.grad is not None).view(-1)[0] = torch.inf
+    found["stepped"] = scaled.step()
+    found["scale"] = scaled.scale
+    return found
+
+
+def test_fsdp1_is_checkpointed_to_the_bit_and_skips_and_clips_on_all_ranks_alike() -> None:
+    first, second = on_ranks(fsdp1)
+    assert first["checkpointed"] == second["checkpointed"] == [0, 9, 0, 9]
+    assert first["squares"] + second["squares"] == pytest.approx(1e-6, rel=1e-3)
+    assert (first["stepped"], first["scale"]) == (second["stepped"], second["scale"]) == (False, 32.0)
+
+
+@pytest.mark.parametrize("kind", ["DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"])
+def test_what_has_to_come_before_wrapping_is_refused_after_it(kind: str) -> None:
+    wrapped = type(kind, (nn.Sequential,), {})(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)))
+    with pytest.raises(optimize.Refused, match=rf"wrapped already \({kind}\), and the ranks would not"):
+        optimize.lora(wrapped, targets=["0"])
+    with pytest.raises(optimize.Refused, match="which stays fp32"):
+        optimize.to_bf16(wrapped)
+    if kind != "DistributedDataParallel":  # DDP goes on with the parameters that FP8's layers share
+        with pytest.raises(optimize.Refused, match="cannot share"):
+            optimize.to_fp8(wrapped, small=True)

@@ -158,6 +158,23 @@ def test_a_config_that_describes_no_decoder_is_refused_in_words(change: dict[str
         model_config.from_config(json.dumps(MISTRAL | change).encode(), "odd")
 
 
+def test_all_families_are_named_where_one_is_not_known() -> None:
+    with pytest.raises(BadModel, match="'mamba2', and the weights of that family are not known") as refused:
+        model_config.from_config(json.dumps(MISTRAL | {"model_type": "mamba2"}).encode(), "odd")
+    assert ", ".join(model_config.FAMILIES) in str(refused.value)
+
+
+def test_what_is_null_in_a_config_is_as_if_it_were_absent() -> None:
+    null = {
+        "tie_word_embeddings": None,
+        "attention_bias": None,
+        "sliding_window": None,
+        "architectures": None,
+    }
+    read = [model_config.from_config(json.dumps(MISTRAL | more).encode(), "m") for more in (null, {})]
+    assert read[0] == replace(read[1], window=0, unwindowed=())
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"[" * 5000, b'{"model_type": 3}'])
 def test_a_config_that_is_none_is_refused_in_words(content: bytes) -> None:
     with pytest.raises(BadModel):
@@ -359,6 +376,7 @@ def test_fsdp_keeps_fp32_shards_that_are_their_own_master() -> None:
     ("model", "here", "says"),
     [
         ("llama-3-8b", Layout(gpus=6, tensor=4), "6 GPUs cannot be split"),
+        ("llama-3-8b", Layout(gpus=1, tensor=4), "1 GPU cannot be split"),
         ("llama-3-8b", Layout(gpus=3, tensor=3), "32 attention heads"),
         ("llama-3-8b", Layout(gpus=64, pipeline=64), "fewer than the 64 pieces"),
         ("llama-3-8b", Layout(gpus=2, expert=2), "no experts"),

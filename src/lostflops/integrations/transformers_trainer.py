@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -172,10 +173,10 @@ def _tuned(trainer: Any, args: Any, wanted: dict[str, Any]) -> dict[str, Any]:
             "give tune_loader={'step_seconds': ...}: the median of an earlier run stands in its report",
         )
     size = args.per_device_train_batch_size * max(1, args.n_gpu)
-    dataset: Any = trainer.train_dataset
+    dataset, collator = _as_trained_with(trainer, args)
     shuffle = None if isinstance(dataset, IterableDataset) else True
     loader = cast("Any", DataLoader)(
-        dataset, batch_size=size, shuffle=shuffle, collate_fn=trainer.data_collator,
+        dataset, batch_size=size, shuffle=shuffle, collate_fn=collator,
         num_workers=args.dataloader_num_workers, persistent_workers=args.dataloader_persistent_workers,
         prefetch_factor=args.dataloader_prefetch_factor, drop_last=args.dataloader_drop_last,
     )  # fmt: skip
@@ -185,4 +186,34 @@ def _tuned(trainer: Any, args: Any, wanted: dict[str, Any]) -> dict[str, Any]:
     args.dataloader_pin_memory = chosen["pin_memory"]
     args.dataloader_prefetch_factor = chosen.get("prefetch_factor")
     args.dataloader_persistent_workers = chosen.get("persistent_workers", False)
+    if "in_order" in chosen:
+        args.dataloader_in_order = chosen["in_order"]
     return setting.record()
+
+
+def _as_trained_with(trainer: Any, args: Any) -> tuple[Any, Any]:
+    """The trainer's data set and collator, without the columns that its model does not take."""
+    dataset: Any = trainer.train_dataset
+    if not args.remove_unused_columns:
+        return dataset, trainer.data_collator
+    if hasattr(dataset, "remove_columns"):  # of the datasets library
+        return trainer._remove_unused_columns(dataset), trainer.data_collator
+    trainer._set_signature_columns_if_needed()
+    return dataset, _KnownColumns(trainer.data_collator, frozenset(trainer._signature_columns))
+
+
+@dataclass(frozen=True)
+class _KnownColumns:
+    """A collator that sees these columns only."""
+
+    collator: Callable[[Any], Any]
+    columns: frozenset[str]
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self.collator([self._known(sample) for sample in samples])
+
+    def _known(self, sample: Any) -> Any:
+        if not isinstance(sample, dict):
+            return sample
+        columns = cast("dict[str, Any]", sample).items()
+        return {name: value for name, value in columns if name in self.columns}

@@ -12,11 +12,15 @@ import functools
 import inspect
 from types import MethodType
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
+
+
+_OF_NOBODY: Any = (lambda: None, None, None)
 
 
 class Forwards:
@@ -38,6 +42,7 @@ class Forwards:
                 return forward(module, *args, **kwargs)
             return around(forward, module, *args, **kwargs)
 
+        replacement.__dict__["_lostflops"] = ref(replacement), self, had
         ours = MethodType(replacement, module)
         module.__dict__["forward"] = ours
         self._replaced.append((module, had, ours))
@@ -49,11 +54,23 @@ class Forwards:
         for module, had, ours in reversed(self._replaced):
             if module.__dict__.get("forward") is not ours:
                 continue
+            had = _still_there(had)
             if had is None:
                 del module.__dict__["forward"]
             else:
                 module.__dict__["forward"] = had
         self._replaced.clear()
+
+
+def _still_there(had: Any) -> Any:
+    """What a replacement stood in the place of, without those that were taken back while it lay over them."""
+    while had is not None:
+        function = getattr(had, "__func__", had)
+        of, owner, below = getattr(function, "_lostflops", _OF_NOBODY)
+        if of() is not function or owner._active:  # a wrapper of it has a copy of what it says of itself
+            break
+        had = below
+    return had
 
 
 def _unbound(had: Any, module: torch.nn.Module) -> Any:

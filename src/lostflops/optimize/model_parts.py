@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import torch
 
+from lostflops.optimize.refused import Refused
+
 
 def repeated_layers(model: torch.nn.Module) -> list[list[torch.nn.Module]]:
     """The model's stacks of layers, outermost ones only: decoder layers, not the experts inside of them.
@@ -49,6 +51,22 @@ def ends_like(name: str, pattern: str) -> bool:
 
 def named(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     return list(cast("Any", module).named_modules())
+
+
+def wrapper_in(model: torch.nn.Module, *kinds: str) -> torch.nn.Module | None:
+    """The outermost module that is one of these, by the names of their classes: DDP, FSDP1, FSDP2."""
+    wrappers = {"DDP": "DistributedDataParallel", "FSDP1": "FullyShardedDataParallel", "FSDP2": "FSDPModule"}
+    wanted = {wrappers[kind] for kind in kinds}
+    for module in model.modules():
+        if any(kind.__name__ in wanted for kind in type(module).__mro__):
+            return module
+    return None
+
+
+def refuse_wrapped(model: torch.nn.Module, *kinds: str, breaks: str, instead: str) -> None:
+    """For what has to come before the model is wrapped for several ranks."""
+    if (wrapper := wrapper_in(model, *kinds)) is not None:
+        raise Refused(f"the model is wrapped already ({type(wrapper).__name__}), and {breaks}", instead)
 
 
 def _parameter_count(module: torch.nn.Module) -> int:

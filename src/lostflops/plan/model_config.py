@@ -153,7 +153,10 @@ def _known_names(written: dict[str, Any]) -> dict[str, Any]:
         kind = "llama4_text"
         written = {**msgspec.convert(text, dict[str, Any]), "model_type": kind}
     aliases = ALIASES.get(kind, {}) if isinstance(kind, str) else {}
-    found: dict[str, Any] = {aliases.get(name, name): value for name, value in written.items()}
+    # What is null is left to the family, as what is absent.
+    found: dict[str, Any] = {
+        aliases.get(name, name): value for name, value in written.items() if value is not None
+    }
     if kind in TIED:
         found.setdefault("tie_word_embeddings", True)
     if kind in WITH_BIASES:
@@ -176,8 +179,8 @@ def from_config(content: bytes, name: str) -> Shape:
         # A family that is not known names its sizes as it likes: that comes before what is missing.
         kind = written.get("model_type")
         if isinstance(kind, str) and kind not in FAMILIES:
-            why = UNKNOWN.get(kind, f"this knows {', '.join(FAMILIES)}")
-            raise BadModel(name, f"its model_type is '{shown(kind)}', and {why}")
+            why = UNKNOWN.get(kind, "the weights of that family are not known")
+            raise BadModel(name, f"its model_type is '{shown(kind)}', and {why}", FAMILIES)
         config = msgspec.convert(written, Config)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadModel(name, str(error)) from error

@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from lostflops import optimize
 from lostflops.optimize import Refused, claims
 from lostflops.optimize.activations.random_numbers import RandomNumbers
 from lostflops.optimize.model_parts import repeated_layers
+from simulated_devices import LazyDevice
 
 torch.set_num_threads(1)
 
@@ -784,6 +786,25 @@ def test_what_differs_by_rounding_only_is_told_and_not_refused() -> None:
     with optimize.checkpoint(model, layers=list(model), keep=()) as checkpointed:
         gradients_of(model, tiny_models.transformer_batch())
     assert "by rounding" in str(checkpointed.report())
+
+
+@pytest.mark.parametrize("checkpointed_first", [True, False])
+def test_what_streaming_does_is_none_of_the_operators_of_a_layer_that_keeps_its_attention(
+    checkpointed_first: bool,
+) -> None:
+    """Selective checkpointing counts operators, and streaming copies more in the one than in the other."""
+    model, batch = tiny_models.lora(), tiny_models.llama_batch()
+    plain = gradients_of(model, batch)
+    made: list[Any] = [
+        optimize.checkpoint,
+        lambda model: optimize.stream_frozen(model, device=LazyDevice()),
+    ]
+    with ExitStack() as stack:
+        for remedy in made if checkpointed_first else reversed(made):
+            stack.enter_context(remedy(model))
+        for _ in range(2):
+            model.zero_grad()
+            assert equal(gradients_of(model, batch), plain)
 
 
 def test_a_copy_of_a_model_under_two_remedies_runs_its_own_layers() -> None:

@@ -43,6 +43,7 @@ from lostflops.optimize.amounts import written
 from lostflops.optimize.device import peak
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.model_parts import ends_like, named, repeated_layers
+from lostflops.optimize.own_operators import blind_to_own
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import AppliedRemedy, TextReport
 
@@ -96,7 +97,8 @@ def checkpoint(
     then chosen; afterwards they are as before it, so that counts and loads are not added up twice. What a
     layer changes elsewhere, such as a count in a module's global list, is changed twice. Refused: a
     layer that writes to a tensor of its own in place, and a weight, buffer or other tensor of it, or one that
-    it is given in a list or dictionary, that is written between the forward and the backward.
+    it is given in a list or dictionary, that is written between the forward and the backward. Writes through
+    `.data` between the two count as none, and give wrong gradients.
     """
     if every < 1:
         raise Refused(f"every={every} takes no layer", "every=1 takes all of them, every=2 every second one")
@@ -372,7 +374,8 @@ class Checkpointed(AppliedRemedy):
         return None
 
     def _contexts(self) -> Any:
-        return _torch.create_selective_checkpoint_contexts(self._policy)
+        modes = _torch.create_selective_checkpoint_contexts(self._policy)
+        return tuple(blind_to_own(mode) for mode in modes)
 
     def _policy(self, context: Any, operator: Any, *_: Any, **__: Any) -> Any:
         name: str = operator.name().partition(".")[0]

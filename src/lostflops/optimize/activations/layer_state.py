@@ -10,7 +10,7 @@ place.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import is_
@@ -63,6 +63,7 @@ class LayerState:
         self._attributes: list[Place] = [vars(module) for module in modules]
         self._places: list[Place] = [*self._attributes, *(place["_buffers"] for place in self._attributes)]
         self._parameters: list[Place] = [place["_parameters"] for place in self._attributes]
+        self._by_fsdp = set(_by_fsdp(modules))
         self._plain = [
             (place, key)
             for place in self._attributes
@@ -89,7 +90,7 @@ class LayerState:
         )
         for place, were in zip(self._places, had, strict=True):
             for key, value in were.items():
-                if isinstance(value, torch.Tensor) and value.grad_fn is None:
+                if isinstance(value, torch.Tensor) and not _is_computed(value):
                     before.tensors.append((place, key, value))
         yield before
         # What the forward itself writes in place is found when it writes a second time.
@@ -129,7 +130,9 @@ class LayerState:
         replaced = [
             (place, key, weight)
             for place, key, weight, _ in before.parameters
-            if place.get(key) is not weight and weight.untyped_storage().nbytes()  # else FSDP has freed it
+            if place.get(key) is not weight
+            and not _is_freed(weight)
+            and (id(place), key) not in self._by_fsdp
         ]
         others = [(place, key, place.get(key, _MISSING)) for place, key, _ in replaced]
         turned = {
@@ -141,7 +144,8 @@ class LayerState:
         for (place, key), value in zip(self._plain, before.plain, strict=True):
             _put(place, key, value)
         for place, key, value in (*before.tensors, *before.written):
-            _put(place, key, value)
+            if (id(place), key) not in self._by_fsdp:
+                _put(place, key, value)
         try:
             yield
         finally:
@@ -178,6 +182,30 @@ def state_tensors(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
             if isinstance(value, torch.Tensor):
                 found[f"{name}.{key}".lstrip(".")] = value
     return found
+
+
+def _is_freed(tensor: torch.Tensor) -> bool:
+    """Whether it is a weight of FSDP2's, of which other ranks have the memory now."""
+    return tensor.layout == torch.strided and tensor.numel() > 0 and not tensor.untyped_storage().nbytes()
+
+
+def _by_fsdp(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[int, str]]:
+    """Attributes and parameters that FSDP1 puts in their places itself, a part of a flat one each."""
+    for module in modules:
+        flat: Any = getattr(getattr(module, "_handle", None), "flat_param", None)
+        for kind in ("_param_infos", "_shared_param_infos") if flat is not None else ():
+            for info in cast("list[Any]", getattr(flat, kind, None) or []):
+                attributes: Place = vars(cast("torch.nn.Module", info.module))
+                yield id(attributes), info.param_name
+                yield id(attributes["_parameters"]), info.param_name
+
+
+def _is_computed(tensor: torch.Tensor) -> bool:
+    """Whether it has a graph. Torch refuses to say of a view of what was written since, as FSDP1's are."""
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:
+        return True
 
 
 def _written_twice(name: str, key: str) -> Refused:

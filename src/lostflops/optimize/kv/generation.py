@@ -61,6 +61,12 @@ def kv_offload(
             f"a {type(model).__name__} keeps keys of its encoder's output too, in a cache of their own",
             "generate as it is, or use a decoder-only model",
         )
+    if getattr(getattr(model, "generation_config", None), "use_cache", None) is False:
+        raise Refused(
+            "the model's generation_config says use_cache=False: generate would give every token to the "
+            "cache again at each step, and answer with others",
+            "model.generation_config.use_cache = True",
+        )
     on = device_of(model) if device is None else device
     if on.coherent:
         raise Refused(f"{on.torch_device} shares the host's memory: moving frees none", "generate as it is")
@@ -175,9 +181,10 @@ class KvOffload(AppliedRemedy):
                 layer.offload_engine = self
                 self._layers.append(layer)
         if not self._layers:
+            kinds = ", ".join(sorted({type(layer).__name__ for layer in self.past.layers})) or "no layers"
             raise Refused(
-                "the model has no layer whose keys and values grow with every token",
-                "generate as it is: what it keeps has a fixed size",
+                f"the model's cache has {kinds}, and only the keys and values of a DynamicLayer are moved",
+                "generate as it is",
             )
         many = len(self._layers)
         order = sorted(range(many), key=lambda n: f"{n:032b}"[::-1])  # far from each other first

@@ -17,7 +17,10 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
+from lostflops.optimize.loader.own_state import changed, own_state
 from lostflops.optimize.refused import Refused
+
+WATCHED = 24  # batches of the sampler that are watched for what asking for them changes
 
 
 class SampleOrder:
@@ -33,7 +36,10 @@ class SampleOrder:
         self._sampler = _copied(sampler, loader.dataset)
         self._iterator: Iterator[Any] = iter(self._sampler)
         self._begins = True
-        self.draws = False  # from Python's, NumPy's or torch's random numbers, behind an epoch's first batch
+        # Both behind an epoch's first batch, and before its end.
+        self.draws = False  # from Python's, NumPy's or torch's random numbers
+        self.counts = ""  # what of the sampler's own state changes as it is asked
+        self._watched = 0
         self.length: int | None = None
         with suppress(TypeError, NotImplementedError):
             self.length = len(sampler)
@@ -50,10 +56,18 @@ class SampleOrder:
 
     def _taken(self, number: int) -> list[Any]:
         """So many of this epoch. A shuffle draws with its first item; what draws later draws beside steps."""
-        first = list(itertools.islice(self._iterator, 1)) if self._begins else []
+        found = list(itertools.islice(self._iterator, 1)) if self._begins else []
         self._begins = False
         before = random_state()
-        found = [*first, *itertools.islice(self._iterator, number - len(first))]
+        while len(found) < number and not self.counts and self._watched < WATCHED:
+            state = own_state(sampler=self._sampler)
+            more = list(itertools.islice(self._iterator, 1))
+            if not more:
+                break
+            found += more
+            self._watched += 1
+            _, self.counts = changed(state, sampler=self._sampler)
+        found += itertools.islice(self._iterator, number - len(found))
         self.draws |= random_state() != before
         return found
 

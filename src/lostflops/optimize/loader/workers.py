@@ -287,6 +287,11 @@ class _Tuning:
                 "the sampler draws random numbers for each sample, beside those of the steps: batches that "
                 "workers ask for ahead would be others"
             )
+        if self.order is not None and self.order.counts:
+            return (
+                f"{self.order.counts} changes with each batch that is asked for, and workers ask ahead: "
+                "after a break, or from its saved state, training would go on at another batch"
+            )
         if what := self._counts(seen):
             return f"{what}, so another number of them gives other samples"
         if self.order is None and now > 1 and any(one.asked_which_worker for one in seen):

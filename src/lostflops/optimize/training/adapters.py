@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lostflops.optimize.amounts import written
-from lostflops.optimize.model_parts import ends_like, is_output_head, named
+from lostflops.optimize.model_parts import ends_like, is_output_head, named, refuse_wrapped
 from lostflops.optimize.refused import Refused, needs
 from lostflops.optimize.remedy import AppliedRemedy, TextReport
 
@@ -48,6 +48,12 @@ def lora(
     Refuses a model with adapters or gradients, targets that are not there, and those whose forward nobody
     calls (inside torch's MultiheadAttention), where adapters would silently do nothing. Needs peft.
     """
+    refuse_wrapped(
+        model,
+        *("DDP", "FSDP1", "FSDP2"),
+        breaks="the ranks would not exchange the gradients of adapters that come afterwards",
+        instead="call optimize.lora first, then wrap its `model`",
+    )
     try:
         import peft
     except ImportError as error:
@@ -82,7 +88,7 @@ def lora(
         if parameter.requires_grad:
             parameter.data = parameter.data.to(kind)
     traces.adapted()
-    return Adapters(model, adapted, traces, chosen, rank, dropout, next(iter(base)), kind)
+    return Adapters(model, adapted, traces, chosen, rank, dropout)
 
 
 class Adapters(AppliedRemedy):
@@ -97,22 +103,40 @@ class Adapters(AppliedRemedy):
         chosen: dict[str, Any],
         rank: int,
         dropout: float,
-        base_dtype: torch.dtype,
-        dtype: torch.dtype,
     ) -> None:
         self.base, self.model = base, model
         self.targets = tuple(chosen)
         self.rank, self.dropout = rank, dropout
-        self.base_dtype, self.dtype = base_dtype, dtype
         self._widths = {name: _width(module) for name, module in chosen.items()}
         self._traces = traces
+        self._told: TextReport | None = None  # since the adapters are gone
+
+    @property
+    def base_dtype(self) -> torch.dtype:
+        """Of the weights that are adapted, now: the model may have been cast."""
+        return cast("Any", self.base.get_submodule(self.targets[0])).weight.dtype
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the adapters, now."""
+        return next(weight.dtype for weight in self.model.parameters() if weight.requires_grad)
 
     def _take_back(self) -> None:
         """The model as it was: no adapters, and trainable what was trainable. What the adapters learnt is
         lost. What PEFT itself has merged is taken out of the weights again, but for rounding."""
         if self._traces.is_adapted():
+            self._told = self.report()
             self._unmerge()
+            # PEFT would leave its trained copies of whole modules in their places (`modules_to_save`).
+            copied = [
+                (module, name, child.original_module)
+                for _, module in named(self.model)
+                for name, child in module.named_children()
+                if hasattr(child, "original_module") and hasattr(child, "modules_to_save")
+            ]
             self.model.unload()
+            for module, name, original in copied:
+                module.__dict__["_modules"][name] = original
         self._traces.remove()
 
     def _unmerge(self) -> None:
@@ -134,6 +158,8 @@ class Adapters(AppliedRemedy):
 
     def report(self) -> TextReport:
         """What trains, what is frozen, and what the adapters add to what autograd saves."""
+        if self._told is not None:
+            return self._told
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         frozen = [parameter for parameter in self.model.parameters() if not parameter.requires_grad]
         count, rest = (sum(parameter.numel() for parameter in some) for some in (trained, frozen))
@@ -211,6 +237,7 @@ class Adapters(AppliedRemedy):
         finally:
             for _, module in named(self.model):
                 module.training = module in was_training
+        self._told = self.report()
         self.model.unload()  # the weights are merged; this takes away what is beside them
         self._traces.remove()
         return self.base

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lostflops.optimize.forwards import Forwards
-from lostflops.optimize.model_parts import ends_like, is_output_head, named
+from lostflops.optimize.model_parts import ends_like, is_output_head, named, refuse_wrapped
 from lostflops.optimize.refused import Refused, needs
 from lostflops.optimize.remedy import AppliedRemedy, TextReport
 
@@ -32,6 +32,10 @@ _FORMATS = {
     torch.float8_e5m2: "E5M2 (largest 57,344)",
     torch.float8_e5m2fnuz: "E5M2 (largest 57,344)",
 }
+
+
+# Those that are dictionaries; `_is_full_backward_hook` says what kind those of the backward are.
+_HOOKS = {key for key, value in vars(torch.nn.Module()).items() if "_hooks" in key and value is not None}
 
 
 def to_fp8(
@@ -54,6 +58,12 @@ def to_fp8(
     Batch times sequence must be a multiple of 16, too, where gradients of weights are in FP8. Once per
     process, torchao also corrects the compiler's minimum and maximum; that stays.
     """
+    refuse_wrapped(
+        model,
+        *("FSDP1", "FSDP2"),
+        breaks="the weights of its layers are parts, which other layers cannot share",
+        instead="call optimize.to_fp8 first, then wrap the model",
+    )
     if recipe not in RECIPES:
         raise Refused(f"there is no recipe {recipe!r}", f"one of {', '.join(RECIPES)}")
     if engine not in ENGINES:
@@ -114,6 +124,9 @@ class Fp8(AppliedRemedy):
             swap.parent.__dict__["_modules"][swap.name] = swap.converted
         for swap in self._swaps:
             swap.converted.train(swap.original.training)
+            # Whoever puts a hook on the layer meanwhile, or takes it away later, finds it on both.
+            held = swap.original.__dict__
+            swap.converted.__dict__.update({key: held[key] for key in held if key in _HOOKS})
 
     def _take_back(self) -> None:
         """The layers that were there, with the parameters as trained, and those that were bound anew."""
@@ -121,6 +134,8 @@ class Fp8(AppliedRemedy):
             swap.original.train(swap.converted.training)
             had, now = (each.__dict__["_parameters"] for each in (swap.original, swap.converted))
             had.update({name: now[name] for name in had if name in now})
+            kind = "_is_full_backward_hook"  # of the hooks that both have
+            swap.original.__dict__[kind] = swap.converted.__dict__[kind]
             modules = swap.parent.__dict__["_modules"]
             if modules.get(swap.name) is swap.converted:
                 modules[swap.name] = swap.original

@@ -12,6 +12,7 @@ so its loss is scaled up, and steps whose gradients overflow are skipped.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +20,7 @@ import torch
 
 from lostflops.optimize.amounts import written
 from lostflops.optimize.forwards import Forwards
-from lostflops.optimize.model_parts import ends_like, named
+from lostflops.optimize.model_parts import ends_like, named, refuse_wrapped, wrapper_in
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import AppliedRemedy, TextReport
 
@@ -28,6 +29,16 @@ if TYPE_CHECKING:
 
 WARM_UP = 100  # steps in which the scale is still being found
 CHURN = 0.01  # skipped steps of those after it
+
+
+def _scaler_of(model: torch.nn.Module) -> Any:
+    """Makes a scaler. Under FSDP1 a part of the gradients is on each rank, and all skip a step or none."""
+    sharded = wrapper_in(model, "FSDP1")
+    if sharded is None:
+        return cast("Any", torch.amp).GradScaler
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    return functools.partial(cast("Any", ShardedGradScaler), process_group=cast("Any", sharded).process_group)
 
 
 def to_bf16(model: torch.nn.Module, keep: str | Sequence[str] = ("*inv_freq",)) -> Bf16:
@@ -47,6 +58,12 @@ class Bf16(AppliedRemedy):
     rounded."""
 
     def __init__(self, model: torch.nn.Module, keep: Sequence[str]) -> None:
+        refuse_wrapped(
+            model,
+            *("DDP", "FSDP1", "FSDP2"),
+            breaks="keeps memory of its own for weights or gradients, which stays fp32",
+            instead="call optimize.to_bf16 first, then wrap the model",
+        )
         held = next(
             (name for name, parameter in model.named_parameters() if parameter.grad is not None), None
         )
@@ -224,10 +241,16 @@ class Fp16(AppliedRemedy):
         scale: float,
         growth_interval: int,
     ) -> None:
+        sharded = wrapper_in(model, "FSDP1")
+        if max_norm is not None and sharded is not None and sharded is not model:
+            raise Refused(
+                "FSDP1 shards a part of the model only, and knows the norm of that part's gradients alone",
+                "wrap the whole model with FullyShardedDataParallel, or leave max_norm out",
+            )
         self._autocast = Autocast(model, torch.float16)
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.max_norm = max_norm
-        self.scaler: Any = cast("Any", torch.amp).GradScaler(
+        self.scaler: Any = _scaler_of(model)(
             self._autocast.device_type, init_scale=scale, growth_interval=growth_interval
         )
         self.scale = scale
@@ -238,9 +261,17 @@ class Fp16(AppliedRemedy):
         self._watching = optimizer.register_step_pre_hook(self._before_step)
 
     def _take_back(self) -> None:
-        """The model computes in fp32 again."""
+        """The model computes in fp32 again. Gradients of a step to come are unscaled, or dropped if they
+        overflowed."""
         self._watching.remove()
         self._autocast.undo()
+        if not self._backwards:
+            return
+        state = self.scaler._per_optimizer_states[id(self.optimizer)]
+        if state["stage"].name == "READY":
+            self.scaler.unscale_(self.optimizer)
+        if any(float(found) for found in state["found_inf_per_device"].values()):
+            self.optimizer.zero_grad(set_to_none=True)
 
     def _before_step(self, *_: Any) -> None:
         """After `unscale_` it may step; a fused one unscales by itself, with a scale from the scaler."""
@@ -266,7 +297,9 @@ class Fp16(AppliedRemedy):
         self._backwards = 0
         # Clipping sees true gradients, not ones that are larger by the scale.
         self.scaler.unscale_(self.optimizer)
-        if self.max_norm is not None:
+        if self.max_norm is not None and wrapper_in(self.model, "FSDP1") is not None:
+            cast("Any", self.model).clip_grad_norm_(self.max_norm)  # by the norm of all ranks' parts
+        elif self.max_norm is not None:
             groups = self.optimizer.param_groups
             parameters = [parameter for group in groups for parameter in group["params"]]
             torch.nn.utils.clip_grad_norm_(parameters, self.max_norm)

@@ -25,6 +25,7 @@ from lostflops.optimize.amounts import bytes_of, written
 from lostflops.optimize.device.devices import CudaDevice, Device, device_named, device_of
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.own_hooks import OwnHook
+from lostflops.optimize.own_operators import own_operators
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import AppliedRemedy
 from lostflops.optimize.weights.experts import Experts, Parts, modules_of_experts
@@ -337,11 +338,13 @@ class Streaming(AppliedRemedy):
                 return forward(module, *args, **kwargs)
             inside = layer.forwards > 0 and layer.thread == get_ident()
             if inside:
-                self._slots.join(layer.number)
+                with own_operators():
+                    self._slots.join(layer.number)
             if inside and asked_first(self._claim):
                 return forward(module, *args, **kwargs)
             experts = self._experts.get(layer.number)
-            wanted = experts.chosen(module, args, kwargs) if experts and module is layer.module else None
+            with own_operators():
+                wanted = experts.chosen(module, args, kwargs) if experts and module is layer.module else None
             with nullcontext() if inside else self._in_slot(layer, wanted), asking(self._claim):
                 return forward(module, *args, **kwargs)
 
@@ -353,26 +356,27 @@ class Streaming(AppliedRemedy):
         slots = cast("Slots", self._slots)
         check_not_recorded(self._device)
         with self._turn():
-            self._adopt(layer)
             number = layer.number
-            with slots.lock:
+            with own_operators(), slots.lock:
+                self._adopt(layer)
                 slot = slots.use(number) if wanted is None else slots.use_parts(number, wanted)
                 slot.pins += 1
             layer.forwards, layer.thread = layer.forwards + 1, get_ident()
             own: OwnWrites | None = None
             try:
-                with plainly():
+                with own_operators(), plainly():
                     for leaf in layer.leaves:
                         leaf.tensor.data = leaf.seen_in(slot.memory)
                     own = OwnWrites(layer, slot.memory)
                 yield
             finally:
                 try:
-                    if own is not None and own.taken(whole=wanted is None):
-                        self._bytes_out += layer.nbytes
-                        self._changed(layer)
+                    with own_operators():
+                        if own is not None and own.taken(whole=wanted is None):
+                            self._bytes_out += layer.nbytes
+                            self._changed(layer)
                 finally:
-                    with plainly():
+                    with own_operators(), plainly():
                         for leaf in layer.leaves:
                             leaf.tensor.data = cast("torch.Tensor", leaf.host)
                     layer.forwards -= 1

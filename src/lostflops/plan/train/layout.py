@@ -81,8 +81,8 @@ def check(shape: Shape, layout: Layout, sequence: int) -> None:
     product = layout.tensor * layout.pipeline * layout.context
     if layout.gpus % product:
         raise ImpossibleLayout(
-            f"{layout.gpus} GPUs cannot be split into tensor {layout.tensor} x pipeline {layout.pipeline} x "
-            f"context {layout.context} = {product}.",
+            f"{layout.gpus} GPU{'s' * (layout.gpus > 1)} cannot be split into tensor {layout.tensor} x "
+            f"pipeline {layout.pipeline} x context {layout.context} = {product}.",
             f"choose a number of GPUs that {product} divides, or smaller dimensions.",
         )
     _even(layout.tensor, "--tensor", shape.heads, "attention heads", shape)

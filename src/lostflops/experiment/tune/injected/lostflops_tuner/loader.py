@@ -13,13 +13,16 @@ Note = Callable[[str], None]
 def workers(module: Any, note: Note, workers: int) -> None:
     """Loaders of a data set with an order get so many worker processes, where they have fewer.
 
-    The others are left alone: an `IterableDataset` that does not shard by worker would repeat its data.
+    The others are left alone: an `IterableDataset` that does not shard by worker would repeat its data. So
+    are samplers that are their own iterator: workers ask ahead, and a loop that breaks off skips batches.
     Workers start in each epoch: where they live on, torch draws one number less and shuffles otherwise.
     """
 
     def change(dataset: Any, given: dict[str, Any]) -> None:
         has = given.get("num_workers", 0)
         if isinstance(dataset, module.IterableDataset) or has >= workers:
+            return
+        if any(hasattr(given.get(name), "__next__") for name in ("sampler", "batch_sampler")):
             return
         given["num_workers"] = workers
         note(f"num_workers {has} -> {workers}")

@@ -1,0 +1,46 @@
+"""What a remedy runs itself, in the middle of a layer: whoever counts the layer's operators leaves it out.
+
+Selective checkpointing counts operators in the forward and again in the recomputation. How many copies bring
+a streamed layer's weights differs between the two.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, cast
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+_depth = _Depth()
+
+
+@contextmanager
+def own_operators() -> Generator[None]:
+    """What runs inside on this thread is a remedy's own."""
+    _depth.value += 1
+    try:
+        yield
+    finally:
+        _depth.value -= 1
+
+
+def blind_to_own(mode: Any) -> Any:
+    """A dispatch mode that is not shown them any more."""
+    mode.__class__ = _blind(cast("type[Any]", type(mode)))
+    return mode
+
+
+@cache
+def _blind(kind: type[Any]) -> type[Any]:
+    sees: Any = cast("Any", kind).__torch_dispatch__
+
+    def dispatched(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {})) if _depth.value else sees(self, func, types, args, kwargs)
+
+    return type(kind.__name__, (kind,), {"__torch_dispatch__": dispatched})
