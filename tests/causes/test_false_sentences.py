@@ -23,8 +23,8 @@ from lostflops.causes.page_findings import PageFindings
 from lostflops.causes.purposes import surely_waited
 from lostflops.causes.waited_for import dearer
 from lostflops.finding import Finding
+from lostflops.recipes.idle.costs import idle_costs_step_time
 from lostflops.recipes.idle.gaps import over_steps
-from lostflops.recipes.idle.summary import idle_costs_step_time
 from made_runs import Job, Work, made
 
 MS = 1_000_000

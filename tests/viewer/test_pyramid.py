@@ -167,3 +167,15 @@ def test_the_base_level_and_those_above_it_take_at_most_eight_bytes_per_event() 
     _, levels = built(events)
     assert sum(level.nbytes for level in levels.levels) <= 8 * num
     assert levels.levels[0].shape[1] > 8192, "and not much less"
+
+
+def test_lanes_in_another_order_are_drawn_in_that_order() -> None:
+    """The first is first and the last is last, and those between have changed places."""
+    zeros = np.zeros(4, np.uint32)
+    events = Events(
+        np.arange(5), np.zeros(4, np.int64), np.array([5, 6, 7, 8], np.uint32), zeros, zeros.astype(np.uint16)
+    )
+    planes, levels = built(events)
+    for lanes in ([0, 1, 2, 3], [0, 2, 1, 3], [3, 2, 1, 0], [1, 3]):
+        busy = pyramid.window(levels, events, planes, np.array(lanes), 0, 0, 8)
+        assert busy.sum(axis=1).tolist() == [5 + lane for lane in lanes]

@@ -297,7 +297,7 @@ def window(
     if level >= 0:
         source = pyramid.levels[level]
         numbers = planes.numbers(lanes)
-        together = len(numbers) > 0 and numbers[-1] - numbers[0] + 1 == len(numbers)
+        together = len(numbers) > 0 and bool((np.diff(numbers) == 1).all())
         rows = slice(numbers[0], numbers[-1] + 1) if together else numbers
         part = source[rows, bucket : bucket + buckets].astype(np.int64)
         return part if part.shape[1] == buckets else np.pad(part, ((0, 0), (0, buckets - part.shape[1])))

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import polars as pl
 
-from lostflops.accounts import IDLE, WAITING, Account, Loss
+from lostflops.accounts import IDLE, WAITING
 from lostflops.columns import Count, Flag, Id, Name, Share, Time
-from lostflops.finding import OTHERS_GAIN_TOO, Finding, milliseconds, percent
-from lostflops.recipe import Bars, Example, Shows, recipe
+from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.accounting import HOST_ONLY
 from lostflops.tables import Ranks
 
+from .costs import half_of_a_step, idle_costs_step_time
 from .host_at_it import TIMES, covered, host_at_it
 
 
@@ -212,66 +210,6 @@ def _waits(steps: pl.DataFrame, matches: pl.LazyFrame | None) -> pl.Series:
     return pl.Series("waits", covered(of, spans))
 
 
-MS = 1_000_000  # ns
-
-
-def idle_costs_step_time(table: pl.DataFrame, account: Account, loss: Loss) -> Iterator[Finding]:
-    """An account that takes its share of the step: at most one row is about it."""
-    # Asked for each account: a filter of Polars would take longer than the few rows do.
-    for row in table.iter_rows(named=True):
-        if row["account"] != account.name:
-            continue
-        if row["step_share"] < loss.from_share:
-            return
-        share = percent(row["step_share"], 1)
-        counted = "1 step" if row["steps"] == 1 else f"{row['steps']:,} steps"
-        evidence = [f"{share} of all step time, over {counted} of the ranks here"]
-        if 10 * row["most"] > 11 * row["per_step"]:
-            evidence.append(f"the most on rank {row['most_on']}: {milliseconds(row['most'])} per step")
-        if loss.removable and row["at_most"] > row["per_step"]:
-            evidence.extend(_wider(row))
-        spent = f"{milliseconds(row['per_step'])} per step ({share})"
-        yield Finding(
-            name=loss.finding,
-            claim=f"Nothing computes for {spent} {loss.on_host or loss.claim}."
-            if row["on_host"]
-            else f"The GPU idles {spent} {loss.claim}.",
-            ns_per_step=row["at_most"] if loss.removable else 0,
-            cost_per_step=row["per_step"],
-            gain="at most" if loss.removable else "unknown",
-            evidence=tuple(evidence),
-            next=account.advice(row["on_host"]),
-            accounts=(account.name,),
-        )
-
-
-def _wider(row: Mapping[str, Any]) -> Iterator[str]:
-    """Why a bound is more than the idle time, in one line: the page shows few."""
-    spent = milliseconds(row["host_per_step"])
-    others = row["at_most"] > row["host_per_step"]
-    if row["host_per_step"] > row["per_step"] and spent != milliseconds(row["per_step"]):
-        more = "; ranks that wait for others could gain too" if others else ""
-        yield f"upper limit: the CPU spends {spent} per step on this, part of it hidden today{more}"
-    elif others:
-        yield OTHERS_GAIN_TOO
-
-
-def _example(account: Account, loss: Loss) -> Shows:
-    """Half of a step of 14 ms goes to the account."""
-    row = {
-        "account": account.name,
-        "per_step": 7 * MS,
-        "host_per_step": 7 * MS,
-        "step_share": 0.5,
-        "steps": 3,
-    }
-    return Shows(
-        f"half of each step is {account.label}",
-        rows=[{**row, "most": 7 * MS, "most_on": 0, "on_host": False, "at_most": 7 * MS}],
-        claim=f"The GPU idles 7.00 ms per step (50.0 %) {loss.claim}.",
-    )
-
-
 for _account in IDLE:
     if _account.loss is not None:
         idle_summary.finding(
@@ -279,5 +217,5 @@ for _account in IDLE:
             remedies=_account.loss.remedies,
             also=_account.loss.also,
             none_known=_account.loss.none_known,
-            examples=[_example(_account, _account.loss)],
+            examples=[half_of_a_step(_account, _account.loss)],
         )(partial(idle_costs_step_time, account=_account, loss=_account.loss))
