@@ -18,6 +18,9 @@ class NoPrediction(LostflopsError):
     """A file that predicts nothing, or several things of which none was chosen."""
 
 
+LONGER = 1.02  # times as long as the steps that are proven, from which recorded steps are told to be longer
+
+
 @dataclass(frozen=True)
 class PredictedChange:
     """By which share of a step a change was said to shorten it."""
@@ -26,10 +29,22 @@ class PredictedChange:
     gain: float
     low: float
     high: float
+    step: float = 0.0  # that it is a share of, ns; 0 where that is not known
 
-    def is_inside(self, found: Estimate) -> bool:
-        """Whether the measured interval holds it."""
-        return self.gain < 1 and found.low <= math.log1p(-self.gain) <= found.high
+    def most(self, before: float | None) -> float:
+        """The largest share that it means of a step of `before` ns, where recorded steps took longer.
+
+        What the profiler adds to a step may lie in what the change removes as in the rest, or all of it in
+        the rest: then the step gains as many ns, which is a larger share of it.
+        """
+        longer = self.step / before if before else 1.0
+        return self.gain * longer if longer > LONGER and 0 < self.gain * longer < 1 else self.gain
+
+    def is_inside(self, found: Estimate, before: float | None = None) -> bool:
+        """Whether the measured interval holds it, or a share between it and what it means at `most`."""
+        if self.gain >= 1:
+            return False
+        return found.low <= math.log1p(-self.gain) and math.log1p(-self.most(before)) <= found.high
 
     def realised(self, found: Estimate) -> tuple[float, float, float] | None:
         """Measured over predicted, with the ends of the interval; None of a predicted gain of nothing."""
@@ -85,14 +100,16 @@ def _predictions(document: Mapping[str, Any]) -> Iterator[PredictedChange]:
         for made in document["edits"]:
             if made["predicted_ns"] is not None:
                 ns = (made["predicted_ns"], made["high_ns"], made["low_ns"])
-                yield PredictedChange(str(made["edit"]), *(1 - _share(n, measured) for n in ns))
+                gain, low, high = (1 - _share(n, measured) for n in ns)
+                yield PredictedChange(str(made["edit"]), gain, low, high, float(measured))
         return
     step = _mean_step(document)
     for finding in document["findings"]:
         told = finding.get("predicted")
         if told and finding["edit"] and not told["refused"]:
             ns = (told["ns"], told["low_ns"], told["high_ns"])
-            yield PredictedChange(str(finding["edit"]), *(_share(n, step) for n in ns))
+            gain, low, high = (_share(n, step) for n in ns)
+            yield PredictedChange(str(finding["edit"]), gain, low, high, step)
 
 
 def _share(ns: Any, of: float) -> float:

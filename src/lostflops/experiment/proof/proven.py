@@ -49,6 +49,11 @@ class Proven:
     hindered: bool = False  # stopped by what would have stopped it without the change, too
 
     @property
+    def step_before(self) -> float | None:
+        """The mean step before the change, ns; None where something else than a step was timed."""
+        return fmean(self.values.before) if self.values and self.values.per == "step" else None
+
+    @property
     def ratio(self) -> float | None:
         return None if self.estimate is None else math.exp(self.estimate.difference)
 
@@ -194,6 +199,9 @@ class Proven:
             "gain": found.gain,
             "low": found.low,
             "high": found.high,
-            "inside": found.is_inside(self.estimate) if self.estimate and self.high is not None else None,
+            "most": found.most(self.step_before),
+            "inside": found.is_inside(self.estimate, self.step_before)
+            if self.estimate and self.high is not None
+            else None,
             "measured_over_predicted": list(realised) if realised else None,
         }

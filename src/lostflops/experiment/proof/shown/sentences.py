@@ -151,16 +151,24 @@ def prediction(found: Proven) -> str:
     said = found.prediction
     if said is None:
         return ""
-    text = f"Predicted {percent(said.gain)} less time" + (f" (`{shown(said.edit)}`)" if said.edit else "")
+    before = found.step_before
+    most = said.most(before)
+    share = percent(said.gain) if most == said.gain else f"{100 * said.gain:.1f} to {percent(most)}"
+    text = f"Predicted {share} less time" + (f" (`{shown(said.edit)}`)" if said.edit else "")
     if found.estimate is None or found.low is None:
         return f"{text}: not measured."
+    longer = ""
+    if before is not None and most > said.gain:
+        longer = f" Recorded steps took {milliseconds(said.step - before)} longer than these."
     if said.is_inside(found.estimate):
-        return f"{text}: inside the interval."
-    realised = said.realised(found.estimate)
+        return f"{text}: inside the interval.{longer}"
+    if said.is_inside(found.estimate, before):
+        return f"{text}, which reaches into the interval.{longer}"
+    realised, text = said.realised(found.estimate), f"{text}: outside the interval."
     if realised is None:
-        return f"{text}: outside the interval."
+        return f"{text}{longer}"
     middle, low, high = realised
-    return f"{text}: outside the interval. Measured over predicted: {middle:.2f} ({low:.2f} to {high:.2f})."
+    return f"{text} Measured over predicted: {middle:.2f} ({low:.2f} to {high:.2f}).{longer}"
 
 
 def differences(found: Proven) -> Iterator[str]:
