@@ -123,15 +123,19 @@ def _by_function(parts: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     them is most of it: a copy of a tree is spread over many functions of a library."""
     inside = dict[str, list[tuple[str, int]]]()
     for name, ns in parts:
-        frame = name.rpartition(" in ")[2]
-        one = is_users(frame) and not frame.endswith(f": {SCRIPT}")
-        inside.setdefault(frame if one else name, []).append((name, ns))
+        inside.setdefault(_users_function(name) or name, []).append((name, ns))
     told = list[tuple[str, int]]()
     for frame, some in inside.items():
         whole = sum(ns for _, ns in some)
         spread = len(some) > 1 and 2 * max(ns for _, ns in some) < whole
         told += [(frame, whole)] if spread else some
     return sorted(told, key=lambda part: (-part[1], part[0]))
+
+
+def _users_function(name: str) -> str:
+    """The user's function that a name is of or in; "" for none, and for what a script does outside of any."""
+    frame = name.rpartition(" in ")[2]
+    return frame if is_users(frame) and not frame.endswith(f": {SCRIPT}") else ""
 
 
 def _does(names: Sequence[str], told: float) -> str:
@@ -226,8 +230,7 @@ def _mostly_in(names: Sequence[tuple[str, int]], whole: int) -> str:
     """The user's function with more than half of a time, by the names of its parts; "" for none."""
     inside = dict[str, int]()
     for name, ns in names:
-        _, _, frame = name.rpartition(" in ")
-        if is_users(frame) and not frame.endswith(f": {SCRIPT}"):
+        if frame := _users_function(name):
             inside[frame] = inside.get(frame, 0) + ns
     most = max(inside, key=lambda frame: inside[frame], default="")
     return most if 2 * inside.get(most, 0) > whole else ""

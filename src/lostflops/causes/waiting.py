@@ -48,7 +48,7 @@ from .longer_compute import (
     slower_compute,
 )
 from .names import LOGGED, called, listed, made_of, on_ranks, saved_or_logged
-from .one_rank.advised import FINDING_OF, UNEVEN, cheaper_there, for_one, key_of, label, remedy_of
+from .one_rank.advised import FINDING_OF, UNEVEN, advised, cheaper_there, for_one, key_of, label, remedy_of
 from .one_rank.held_up import away
 from .one_rank.late import Late, also, more_of, says
 from .page_findings import PageFindings
@@ -173,12 +173,8 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     for member in members:
         page.drop(member)
     logged = late.excess.saved_or_logged == LOGGED
-    key = key_of(late.cause, device_slow, logged)
     own = given.own_remedy(late.cause)
-    remedy, named = (
-        own or remedy_of(page, late.cause, device_slow, logged),
-        () if own else given.named(key),
-    )
+    remedy, named = advised(page, late.cause, device_slow, logged)
     if shared and of_experts(late.rank, given):
         remedy, named = ADVICE, ()
     if alone:
@@ -195,7 +191,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
         page.drop(copying)  # no other rank has them
         members, remedy, named = [*members, copying], copying.next, given.named(PAGEABLE)
     beside = list(_beside(page, late))
-    advised = remedy if uneven and remedy != slow_device(given) else on_ranks(f"rank {late.rank}", remedy)
+    there = remedy if uneven and remedy != slow_device(given) else on_ranks(f"rank {late.rank}", remedy)
     parts = () if late.excess.thread and late.cause == OTHER_HOST else late.excess.parts
     told = made_of(
         Finding(
@@ -205,7 +201,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             ns_per_step=max(late.at_most, shared_at_most(given)) if shared else late.at_most,
             cost_per_step=late.ns,
             evidence=(*chain(late, given), *(c.claim.rstrip(".") for c in members if c in (clocks, copying))),
-            next=" ".join((advised, *(each.next for each in beside))),
+            next=" ".join((there, *(each.next for each in beside))),
             recipe="communication_imbalance",
             doubt=" ".join(_doubts(page, late, waits)),
             accounts=(late.cause, "communication.wait", *(each.account for each in beside)),
@@ -239,9 +235,7 @@ def _beside(page: PageFindings, late: Late) -> Iterator[_Beside]:
         parts = spoken_parts(names)
         slow = account == "compute" and device_is_slow(late.rank, given)
         logged = account == SAVING and saved_or_logged(names) == LOGGED
-        own = given.own_remedy(account)
-        remedy = own or remedy_of(page, account, slow, logged)
-        named = () if own else given.named(key_of(account, slow, logged))
+        remedy, named = advised(page, account, slow, logged)
         if account == OTHER_HOST and excess.thread:
             remedy, named, parts = away(excess.thread.name), (), ()
         elif account == OTHER_HOST and parts and 2 * parts[0][1] >= excess.by_account[account]:

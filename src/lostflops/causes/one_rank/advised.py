@@ -18,6 +18,13 @@ def remedy_of(page: PageFindings, cause: str, device_slow: bool, logged: bool = 
     return page.given.advice(key, "Log less often." if logged else _advice(page, cause, device_slow))
 
 
+def advised(page: PageFindings, cause: str, device_slow: bool, logged: bool) -> tuple[str, tuple[str, ...]]:
+    """What to do on a rank that is late by an account, and the remedies; a CPU may have advice of its own."""
+    if own := page.given.own_remedy(cause):
+        return own, ()
+    return remedy_of(page, cause, device_slow, logged), page.given.named(key_of(cause, device_slow, logged))
+
+
 def key_of(cause: str, device_slow: bool, logged: bool = False) -> str:
     """The name that remedies know such lateness by."""
     if logged:
