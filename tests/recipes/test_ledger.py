@@ -267,6 +267,8 @@ def idle_at(
     if capturing([row for row in mine("launches") if row["thread"] == thread], t):
         return "idle.graph_capture"
     said = {CAUSES[row["name"]] for _, row in there}
+    if cpu:  # there is no device that it could wait for
+        said.discard("idle.host_synchronisation")
     for cause in accounting.HOST_CAUSES:
         if f"idle.{cause}" in said:
             return f"idle.{cause}"
