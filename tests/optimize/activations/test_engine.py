@@ -1012,6 +1012,16 @@ def test_what_selective_checkpointing_holds_is_told() -> None:
     assert "held by selective checkpointing" in str(engine.report())
 
 
+def test_without_selective_checkpointing_no_object_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+    monkeypatch.setattr(gc, "get_referrers", lambda *of: looked.append(of) or [])
+    model, x = tiny_models.mlp(), tiny_models.mlp_batch()
+    with everything(model) as engine:
+        model(x).square().mean().backward()
+    assert engine.report().bypassed_bytes == 0
+    assert not looked
+
+
 class Counted(ThreadedDevice):
     """Its clock counts events, so that which copies hide does not depend on how busy the machine is.
 
