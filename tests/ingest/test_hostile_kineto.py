@@ -940,3 +940,9 @@ def test_a_list_among_the_events_is_no_event(before: str, bare: bool, asked: Ask
     text = f"[{before},{','.join(texts)}]"
     session = asked((text if bare else f'{{"traceEvents": {text}}}').encode())
     assert ledger(session) == ONE_STEP
+
+
+def test_counts_below_0_become_null(asked: Asked) -> None:
+    odd = {"registers per thread": -8, "shared memory": -2}
+    kernels = rows(asked(trace([*one_step(), kernel(1080, 3, 2, **odd)])), "kernels").sort("start")
+    assert kernels.select("registers", "shared_memory").row(-1) == (None, None)

@@ -769,6 +769,12 @@ def test_numbers_too_large_for_their_column_become_null(made: Made) -> None:
     assert rows(part, "launches", "return_code") == [(None,)]
 
 
+def test_counts_below_0_become_null(made: Made) -> None:
+    odd = [kernel(1, 3, registersPerThread=-8), kernel(4, 9, staticSharedMemory=-100, dynamicSharedMemory=2)]
+    (part,) = made({KERNEL: odd})
+    assert rows(part, "kernels", "registers", "shared_memory") == [(None, 124), (40, None)]
+
+
 def test_names_that_are_no_utf8_or_full_of_markup_survive(made: Made, tmp_path: Path) -> None:
     export = sqlite(
         tmp_path / "odd.sqlite", {**SMALL, "NVTX_EVENTS": [push(80, 130, "a'b\n<script>\"\x00tail")]}

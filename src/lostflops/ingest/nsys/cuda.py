@@ -104,8 +104,8 @@ def kernels(export: Export, process: int | None, orphans: bool, quality: list[Qu
         name=pl.coalesce("_long", "_short", "_mangled", pl.lit(UNNAMED)).cast(NAME),
         grid=_product("gridX", "gridY", "gridZ"),
         block=_product("blockX", "blockY", "blockZ"),
-        registers="registersPerThread",
-        shared_memory=pl.col("staticSharedMemory") + pl.col("dynamicSharedMemory"),
+        registers=_count(pl.col("registersPerThread")),
+        shared_memory=_count(pl.col("staticSharedMemory")) + _count(pl.col("dynamicSharedMemory")),
         correlation="correlationId",
         graph_node="graphNodeId",
         continued=pl.lit(False),
@@ -163,6 +163,11 @@ def _product(x: str, y: str, z: str) -> pl.Expr:
         pl.col(x).is_between(0, 2**31 - 1) & pl.col(y).is_between(0, 65535) & pl.col(z).is_between(0, 65535)
     )
     return pl.when(sane).then(pl.col(x) * pl.col(y) * pl.col(z))
+
+
+def _count(of: pl.Expr) -> pl.Expr:
+    """Null where it is below 0."""
+    return pl.when(of >= 0).then(of)
 
 
 def own_streams(kernels: pl.DataFrame, copies: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
