@@ -239,6 +239,18 @@ def test_kernels_that_the_profiler_lost_are_told_and_may_have_run_where_nothing_
     assert page.verdict.startswith("Incompletely recorded: the GPU seems idle for ")
 
 
+def test_kernels_that_name_no_launch_were_not_lost(why) -> None:
+    device = Device()
+    for number in range(4, 9):
+        device.step(number, *[400] * 12)
+    kernels = [event for event in device.events if event["cat"] == "kernel"]
+    for event in kernels[2::4]:
+        del event["args"]["correlation"]
+    page = why(device.events)
+    told = [*page.notes, *(text for f in page.findings for text in (f.claim, f.doubt, f.next))]
+    assert not any(" lost" in text for text in told)
+
+
 def test_a_mark_that_holds_no_work_marks_no_step(why) -> None:
     """As where `step()` is called once, before the loop: the optimizer shows the steps."""
     device = Device()
