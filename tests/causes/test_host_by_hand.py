@@ -298,6 +298,23 @@ def test_short_pauses_that_are_mostly_of_one_function_are_told_with_it() -> None
     assert told.claim.endswith("in the short pauses between operators.")
 
 
+def test_a_copy_of_the_model_in_short_pauses_is_not_advised_to_be_fewer_operators() -> None:
+    """`copy.deepcopy` runs its own Python between the operators that clone tensors."""
+    ledger = [(0, step, account, ms) for step in range(2) for account, ms in (("compute", 80), (PYTHON, 20))]
+    other = finding("host-busy-elsewhere", PYTHON, 20, "Nothing computes while the CPU runs other code.")
+    names = [
+        (0, PYTHON, "copy.py(227): _deepcopy_dict in a.py(8): snapshot", 14),
+        (0, PYTHON, "copy.py(128): deepcopy in a.py(8): snapshot", 10),
+        (0, PYTHON, "a.py(9): train_step", 8),
+    ]
+    (told,) = page(other, ledger=ledger, names=names, on_host=True)
+    assert "runs Python: `_deepcopy_dict` in `snapshot` (7.00 ms)" in told.claim
+    assert told.next.startswith("Make `_deepcopy_dict` (copy.py:227) in `snapshot` (a.py:8) cheaper")
+    of_torch = [(0, PYTHON, f"torch/nn/{name.partition('/')[2] or name}", ns) for _, _, name, ns in names[:2]]
+    (told,) = page(other, ledger=ledger, names=[*of_torch, names[2]], on_host=True)
+    assert told.claim.endswith("in the short pauses between operators, mostly in `snapshot`.")
+
+
 def test_a_phase_is_not_one_thing_that_short_pauses_are_spent_on() -> None:
     ledger = [(0, step, account, ms) for step in range(2) for account, ms in (("compute", 80), (PYTHON, 20))]
     other = finding("host-busy-elsewhere", PYTHON, 20, "The CPU runs other code.")

@@ -207,6 +207,7 @@ def _between_operators(page: PageFindings) -> None:
     whole = given.accounts.get(OTHER_HOST, 0)
     names = names_of(page, OTHER_HOST)
     is_one = bool(names) and 2 * names[0][1] >= whole and _is_work(names[0][0])
+    is_one = is_one or _mostly_in([part for part in names if _of_a_library(part[0])], whole) != ""
     if 2 * given.in_long_pauses >= whole * given.num_steps or is_one:
         return
     if not page.reaches(other.size, BETWEEN_FROM):
@@ -224,6 +225,11 @@ def _between_operators(page: PageFindings) -> None:
             "batch, or `torch.compile`.",
         ),
     )
+
+
+def _of_a_library(name: str) -> bool:
+    """Whether a name is of Python in a library other than PyTorch: work, and no cost of operators."""
+    return bool(FRAME.search(name.rpartition(" in ")[0])) and not name.startswith("torch/")
 
 
 def _mostly_in(names: Sequence[tuple[str, int]], whole: int) -> str:
