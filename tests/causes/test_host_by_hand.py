@@ -153,6 +153,20 @@ def test_what_waits_for_others_is_told_from_what_runs(row: str, said: bool) -> N
     assert (standing_still.stands_still(stretch_names.spoken(row)) == standing_still.WAITS) is said
 
 
+def test_a_disk_that_is_waited_for_is_no_python() -> None:
+    rows = "<built-in function fsync>", "<built-in method flush of _io.BufferedWriter object at 0x7f>"
+    inside = "in a.py(3): save_sample"
+    told = [(0, PYTHON, f"{stretch_names.spoken(row)} {inside}", 24 - n) for n, row in enumerate(rows)]
+    claim = "The GPU idles 12.0 ms per step while the CPU runs other code."
+    (found,) = page(finding("host-busy-elsewhere", PYTHON, 12, claim), names=told)
+    assert (
+        "per step while the CPU reads or writes files: `os.fsync` in `save_sample` (6.00 ms)" in found.claim
+    )
+    assert found.next.startswith("Take `os.fsync` in `save_sample` (a.py:3) out of the step: read ahead on")
+    other = "<built-in method write of _io.BytesIO object at 0x7f>", "train.py(4): open", "a.py(3): flush"
+    assert not any(standing_still.stands_still(stretch_names.spoken(row)) for row in other)
+
+
 @pytest.mark.parametrize(
     ("names", "advice"),
     [

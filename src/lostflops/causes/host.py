@@ -10,8 +10,8 @@ from statistics import median
 import polars as pl
 
 from lostflops.finding import Finding, milliseconds, percent
+from lostflops.naming.standing_still import FILES, stands_still
 from lostflops.naming.standing_still import WAITS as WAITS_FOR_OTHERS
-from lostflops.naming.standing_still import stands_still
 from lostflops.recipes.idle.gaps import over_steps
 from lostflops.recipes.stretch_names import is_users
 
@@ -159,7 +159,14 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
     if still == WAITS_FOR_OTHERS:
         return (
             f"Find what {spoken(name)} waits for: if it is the next batch, let more workers fill the queue, "
-            "and earlier; if it is a result, ask for it a step later."
+            "and earlier; if it is a result, ask for it a step later; if it is a lock, let who holds it hold it "
+            "for less long."
+        )
+    if still == FILES:
+        ahead = "read ahead in the loader's workers" if loads else "read ahead on another thread"
+        return (
+            f"Take {spoken(name)} out of the step: {ahead}, write on a thread of its own and less often, or "
+            "keep the files on a faster disk."
         )
     if still is not None:
         return f"Take {spoken(name)} out of the step."
