@@ -23,6 +23,7 @@ from lostflops.causes.page_findings import PageFindings
 from lostflops.causes.purposes import surely_waited
 from lostflops.causes.waited_for import dearer
 from lostflops.finding import Finding
+from lostflops.recipes.copies.cost import pinning_helps
 from lostflops.recipes.idle.costs import idle_costs_step_time
 from lostflops.recipes.idle.gaps import over_steps
 from made_runs import Job, Work, made
@@ -392,3 +393,20 @@ def test_a_bound_of_what_the_cpu_spends_and_others_wait_is_told_in_one_line() ->
         "upper limit: the CPU spends 33.4 ms per step on this, part of it hidden today; ranks that wait for "
         "others could gain too"
     )
+
+
+@pytest.mark.parametrize(
+    ("direction", "memory", "told"),
+    [
+        ("host to device", "pinned", True),  # it may be waited for
+        ("device to host", "pageable", True),
+        ("device to host", "pinned", False),
+        ("device to device", "unknown", False),
+        ("memset", "unknown", False),
+    ],
+)
+def test_pinning_is_told_where_the_host_s_memory_is_to_be_pinned(
+    direction: str, memory: str, told: bool
+) -> None:
+    rows = pl.DataFrame({"direction": [direction], "host_memory": [memory]})
+    assert pinning_helps(rows, direction) is told

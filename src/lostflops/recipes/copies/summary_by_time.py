@@ -13,7 +13,7 @@ from lostflops.recipes.steps.totals import added_up, mean_share, num_ranks, per_
 from lostflops.tables import Copies
 
 from .beside_work import on_every_rank, summed, with_bound
-from .cost import ADVICE, PINNING, cost, costliest, facts, gain, held, hidden_by_nothing
+from .cost import ADVICE, PINNING, cost, costliest, facts, gain, held, hidden_by_nothing, pinning_helps
 
 # Share of the step from which exposed copies are worth a finding (TraceLens: 5 % in one direction).
 WORTH_SAYING = 0.05
@@ -227,6 +227,7 @@ def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
             claim=f"Copies that nothing hides cost {cost(table)}, most of it {most}.",
             evidence=(hidden_by_nothing(table), *facts(table), *held(table), *added_up(table)),
             next=ADVICE.get(most, "Overlap the copies with kernels on a second stream, or avoid them."),
+            remedies=None if pinning_helps(table, most) else (),
             shared=True,
             accounts=("copy",),
             **gain(table, table),
