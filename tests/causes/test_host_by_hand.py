@@ -168,6 +168,22 @@ def test_a_disk_that_is_waited_for_is_no_python() -> None:
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "Optimizer.step#DeepSpeedCPUAdam.step",
+        "PyCapsule.adam_update in train.py(3): main",
+        "deepspeed/ops/adam/cpu_adam.py(140): step in train.py(3): main",
+        "torchao/optim/cpu_offload.py(9): step in torchao/optim/x.py(3): CPUOffloadOptimizer",
+    ],
+)
+def test_an_optimizer_on_the_cpu_is_no_python_that_a_thread_could_do(name: str) -> None:
+    claim = "The GPU idles 10.0 ms per step while the CPU runs other code."
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), names=[(0, PYTHON, name, 40)])
+    assert "10.0 ms per step while the optimizer runs on the CPU: " in told.claim
+    assert told.next.startswith("Keep the optimizer's states on the GPU if they fit")
+
+
+@pytest.mark.parametrize(
     ("names", "advice"),
     [
         (["collate"], "Make `collate` cheaper"),

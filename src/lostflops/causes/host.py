@@ -64,6 +64,8 @@ WAITS_TOLD = 0.05  # of what a finding costs: waiting for others that is told wi
 SHARED_OUT = re.compile(r"more of it than the others|the most on rank|of it waiting for other ranks")
 OPERATOR = re.compile(r"^aten::\w+(?: in |$)")  # that computes on the CPU, where it takes long
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
+# Optimizers whose states lie in the host's memory: DeepSpeed's, ColossalAI's, torchao's.
+ON_CPU = re.compile(r"(?i)cpu_?(?:offload_?)?(?:adam|adagrad|lion|optimizer)|\badam_update\b|\bHybridAdam\b")
 SCRIPT = "<module>"  # what a script does outside of functions: all of it
 
 
@@ -144,6 +146,8 @@ def _does(names: Sequence[str], told: float) -> str:
     if len(idle) == 1 and idle[0] is not None:
         how_much = "" if told >= NEARLY_ALL else ", mostly" if told > MOSTLY else ", partly"
         return f"{how_much} while the CPU {idle[0]}"
+    if names and all(ON_CPU.search(name) for name in names):
+        return " while the optimizer runs on the CPU"
     if names and all(OPERATOR.match(name) for name in names):
         return " while the CPU runs operators on tensors of its own"
     run = [name for name in names if stands_still(name) is None]
@@ -170,6 +174,11 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
         )
     if still is not None:
         return f"Take {spoken(name)} out of the step."
+    if ON_CPU.search(name):
+        return (
+            "Keep the optimizer's states on the GPU if they fit (in 8 bits, or sharded over more ranks). Else "
+            "give it all cores of the node (`OMP_NUM_THREADS`), and let it run beside the backward pass."
+        )
     if OPERATOR.match(name):
         return (
             f"Move the tensors of {spoken(name)} to the GPU, or take it out of the step: onto a thread of "
