@@ -517,6 +517,7 @@ STEP_LOG = Table(
             "core_wait",
             Time("the thread was ready to run and had no processor core; null where Linux does not count it"),
         ),
+        Column("on_core", Time("the thread ran on a processor core; null where Linux does not count it")),
         Column("loss", Number("as the job told it; null when it did not, or when it is not finite")),
         Column("tokens", Count("of this rank, as the job told it; null when it did not")),
         Column("samples", Count("of this rank, as the job told it; null when it did not")),

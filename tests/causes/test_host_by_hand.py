@@ -167,6 +167,41 @@ def test_a_disk_that_is_waited_for_is_no_python() -> None:
     assert not any(standing_still.stands_still(stretch_names.spoken(row)) for row in other)
 
 
+def blocked(ms: int, *findings: Finding, name: str = "a.py(9): main") -> list[tuple[str, str, str]]:
+    """What findings say where the training thread is blocked for so long in each of two steps of 100 ms."""
+    counts = {"counted": [True, True, False], "blocked": [(ms - 1) * MS, (ms + 1) * MS, 90 * MS]}
+    tables = {"step_log_off_core": pl.DataFrame(counts)}
+    ledger: Rows = [(0, n, account, 40) for n in range(2) for account in (PYTHON, UNEXPLAINED)]
+    told = page(*findings, ledger=ledger, names=[(0, PYTHON, name, 80)], tables=tables)
+    return [(found.claim, found.evidence[-1] if found.evidence else "", found.next) for found in told]
+
+
+def test_a_thread_that_is_blocked_is_not_said_to_run_python() -> None:
+    """`with lock:` has no row of its own: the function around it seems to run."""
+    claim = "The GPU idles 40.0 ms per step while the CPU runs other code."
+    other = finding("host-busy-elsewhere", PYTHON, 40, claim)
+    ((said, fact, advice),) = blocked(20, other)
+    assert said.endswith("while the CPU is in Python: `main` (40.0 ms).")
+    assert fact.startswith("Linux counts 20.0 ms per step in which the training thread is blocked")
+    assert advice.startswith("Find out what the training thread waits for: a lock, another thread that")
+    ((said, fact, _),) = blocked(19, other)
+    assert (said.endswith("while the CPU runs Python: `main` (40.0 ms)."), fact) == (True, "")
+    ((said, fact, _),) = blocked(40, other, name="time.sleep in a.py(9): main")  # that is why it is blocked
+    assert (said.endswith("while the CPU sleeps: `time.sleep` in `main` (40.0 ms)."), fact) == (True, "")
+
+
+def test_time_in_which_a_thread_is_blocked_is_told_once() -> None:
+    claim = "The GPU idles {} ms per step {}."
+    unknown = finding(
+        "idle-unexplained", UNEXPLAINED, 30, claim.format(30, "for no reason"), next="Record call stacks: X"
+    )
+    other = finding("host-busy-elsewhere", PYTHON, 10, claim.format(10, "while the CPU runs other code"))
+    told = blocked(25, unknown, other, name="backward")
+    assert [fact[:12] for _, fact, _ in told] == ["Linux counts", ""]
+    assert told[0][2].endswith("a file or another process. Record call stacks: X")
+    assert [fact[:12] for _, fact, _ in blocked(35, unknown, other, name="backward")] == ["Linux counts"] * 2
+
+
 @pytest.mark.parametrize(
     "name",
     [

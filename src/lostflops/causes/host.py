@@ -33,7 +33,10 @@ from .names import (
 from .one_rank.held_up import PAUSES, away, held_up, ranks_held_up
 from .page_findings import PageFindings
 
-BY_NAME = "host-busy-elsewhere"
+BY_NAME, UNEXPLAINED = "host-busy-elsewhere", "idle-unexplained"
+# Accounts in which a thread that is blocked has its reason.
+WAITING = ("idle.data_loading", "idle.host_synchronisation", "communication.")
+BLOCKED_BY = "a lock, another thread that holds Python's own, a file or another process"
 LOADING = "idle.data_loading"
 WAITS = "(?i)synchronize"  # calls that wait for the device
 SYNCS = 4  # waits per step, from which on they come from inside it
@@ -63,6 +66,8 @@ WAITS_TOLD = 0.05  # of what a finding costs: waiting for others that is told wi
 # Of one finding: how its waiting came together, rank by rank.
 SHARED_OUT = re.compile(r"more of it than the others|the most on rank|of it waiting for other ranks")
 OPERATOR = re.compile(r"^aten::\w+(?: in |$)")  # that computes on the CPU, where it takes long
+RUNS = re.compile(r"\bruns (Python|other code)\b")
+RECORD_STACKS = re.compile(r"Record call stacks: .*|To see which Python .*")
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
 # Optimizers whose states lie in the host's memory: DeepSpeed's, ColossalAI's, torchao's.
 ON_CPU = re.compile(r"(?i)cpu_?(?:offload_?)?(?:adam|adagrad|lion|optimizer)|\badam_update\b|\bHybridAdam\b")
@@ -80,6 +85,7 @@ def join_host(page: PageFindings) -> None:
     _synchronised_often(page)
     _slowed_by_saving(page)
     _beside_python(page)
+    _blocked(page)
 
 
 def names_of(page: PageFindings, account: str) -> list[tuple[str, int]]:
@@ -494,3 +500,34 @@ def _beside_python(page: PageFindings) -> None:
             accounts=tuple(dict.fromkeys(account for member in members for account in member.accounts)),
         )
     )
+
+
+def _blocked(page: PageFindings) -> None:
+    """A thread that neither runs nor is ready to run executes no Python, in whichever function it is."""
+    given = page.given
+    table = given.table("step_log_off_core")
+    counted = None if table is None else table.filter("counted")
+    if counted is None or counted.is_empty():
+        return
+    known = sum(ns for account, ns in given.accounts.items() if account.startswith(WAITING))
+    known += sum(ns for name, ns in names_of(page, OTHER_HOST) if stands_still(name))
+    blocked = int(counted["blocked"].sum()) // counted.height - known
+    found = filter(None, (page.of(BY_NAME), page.of(UNEXPLAINED)))
+    for finding in sorted(found, key=lambda f: -f.size):
+        if 2 * blocked < finding.size:
+            continue
+        stacks = f" {advice[0]}" if (advice := RECORD_STACKS.search(finding.next)) else ""
+        page.replace(
+            finding,
+            replace(
+                finding,
+                claim=RUNS.sub(r"is in \1", finding.claim),
+                evidence=(
+                    *finding.evidence,
+                    f"Linux counts {milliseconds(blocked)} per step in which the training thread is blocked: it "
+                    "neither runs nor is ready to",
+                ),
+                next=f"Find out what the training thread waits for: {BLOCKED_BY}.{stacks}",
+            ),
+        )
+        blocked -= finding.size

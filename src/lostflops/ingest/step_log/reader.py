@@ -91,6 +91,7 @@ class StepLine(msgspec.Struct):
     checkpoint: Time | None = None
     gc: Time | None = None
     core_wait: Time | None = None
+    on_core: Time | None = None
     # What the job told, in the step's own line or in one of its own, whose step is `of`. JSON has no number
     # that is not finite.
     of: Time | None = None
@@ -109,7 +110,7 @@ class StepLine(msgspec.Struct):
 
 TOLD = ("loss", "tokens", "samples")
 PEAKS = ("peak_resident", "peak_allocated", "peak_reserved")
-PARTS = ("own", "optimizer", "data", "checkpoint", "gc", "core_wait")
+PARTS = ("own", "optimizer", "data", "checkpoint", "gc", "core_wait", "on_core")
 FAILURE = msgspec.json.Decoder(FailedRank)
 COMMAND = msgspec.json.Decoder(JobLine)
 Entry = TypeVar("Entry")
@@ -324,7 +325,10 @@ def _frame(who: Who, lines: Sequence[StepLine]) -> pl.DataFrame:
                 "rank": [who.rank] * len(lines),
                 "world_size": [who.world] * len(lines),
                 **{name: columns[name] for name in ("step", "duration", "own", "micro_steps")},
-                **{name: columns[name] for name in ("optimizer", "data", "checkpoint", "core_wait")},
+                **{
+                    name: columns[name]
+                    for name in ("optimizer", "data", "checkpoint", "core_wait", "on_core")
+                },
                 "garbage": columns["gc"],
                 "loss": [_finite(loss) for loss in columns["loss"]],
                 **{name: columns[name] for name in ("tokens", "samples")},
