@@ -183,7 +183,7 @@ def test_a_thread_that_is_blocked_is_not_said_to_run_python() -> None:
     ((said, fact, advice),) = blocked(20, other)
     assert said.endswith("while the CPU is in Python: `main` (40.0 ms).")
     assert fact.startswith("Linux counts 20.0 ms per step in which the training thread is blocked")
-    assert advice.startswith("Find out what the training thread waits for: a lock, another thread that")
+    assert advice.startswith("Find out what the training thread waits for: a lock (Python's own, which")
     ((said, fact, _),) = blocked(19, other)
     assert (said.endswith("while the CPU runs Python: `main` (40.0 ms)."), fact) == (True, "")
     ((said, fact, _),) = blocked(40, other, name="time.sleep in a.py(9): main")  # that is why it is blocked
@@ -198,7 +198,7 @@ def test_time_in_which_a_thread_is_blocked_is_told_once() -> None:
     other = finding("host-busy-elsewhere", PYTHON, 10, claim.format(10, "while the CPU runs other code"))
     told = blocked(25, unknown, other, name="backward")
     assert [fact[:12] for _, fact, _ in told] == ["Linux counts", ""]
-    assert told[0][2].endswith("a file or another process. Record call stacks: X")
+    assert told[0][2].endswith("another process, or a sleep. Record call stacks: X")
     assert [fact[:12] for _, fact, _ in blocked(35, unknown, other, name="backward")] == ["Linux counts"] * 2
 
 

@@ -36,7 +36,7 @@ from .page_findings import PageFindings
 BY_NAME, UNEXPLAINED = "host-busy-elsewhere", "idle-unexplained"
 # Accounts in which a thread that is blocked has its reason.
 WAITING = ("idle.data_loading", "idle.host_synchronisation", "communication.")
-BLOCKED_BY = "a lock, another thread that holds Python's own, a file or another process"
+BLOCKED_BY = "a lock (Python's own, which another thread may hold), a file, another process, or a sleep"
 LOADING = "idle.data_loading"
 WAITS = "(?i)synchronize"  # calls that wait for the device
 SYNCS = 4  # waits per step, from which on they come from inside it

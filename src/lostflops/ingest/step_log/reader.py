@@ -98,7 +98,10 @@ class StepLine(msgspec.Struct):
     loss: float | Literal["nan", "inf", "-inf"] | None = None
     tokens: Many | None = None
     samples: Many | None = None
-    # The most so far.
+    # Now and then what is held, and the most so far.
+    resident: Time | None = None
+    allocated: Time | None = None
+    reserved: Time | None = None
     peak_resident: Time | None = None
     peak_allocated: Time | None = None
     peak_reserved: Time | None = None
@@ -109,6 +112,7 @@ class StepLine(msgspec.Struct):
 
 
 TOLD = ("loss", "tokens", "samples")
+HELD = ("resident", "allocated", "reserved")
 PEAKS = ("peak_resident", "peak_allocated", "peak_reserved")
 PARTS = ("own", "optimizer", "data", "checkpoint", "gc", "core_wait", "on_core")
 FAILURE = msgspec.json.Decoder(FailedRank)
@@ -331,7 +335,7 @@ def _frame(who: Who, lines: Sequence[StepLine]) -> pl.DataFrame:
                 },
                 "garbage": columns["gc"],
                 "loss": [_finite(loss) for loss in columns["loss"]],
-                **{name: columns[name] for name in ("tokens", "samples")},
+                **{name: columns[name] for name in ("tokens", "samples", *HELD)},
                 "recorded": [bool(window) for window in columns["window"]],
             },
             schema=STEP_LOG.schema,
