@@ -169,8 +169,7 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
     if still == WAITS_FOR_OTHERS:
         return (
             f"Find what {spoken(name)} waits for: if it is the next batch, let more workers fill the queue, "
-            "and earlier; if it is a result, ask for it a step later; if it is a lock, let who holds it hold it "
-            "for less long."
+            "and earlier; if it is a result, ask for it a step later; if it is a lock, hold it for less long."
         )
     if still == FILES:
         ahead = "read ahead in the loader's workers" if loads else "read ahead on another thread"
@@ -182,8 +181,8 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
         return f"Take {spoken(name)} out of the step."
     if ON_CPU.search(name):
         return (
-            "Keep the optimizer's states on the GPU if they fit (in 8 bits, or sharded over more ranks). Else "
-            "give it all cores of the node (`OMP_NUM_THREADS`), and let it run beside the backward pass."
+            "Keep the optimizer's states on the GPU if they fit (in 8 bits, or sharded over more ranks). "
+            "Else give it all cores of the node (`OMP_NUM_THREADS`), and let it run beside the backward pass."
         )
     if OPERATOR.match(name):
         return (
@@ -524,8 +523,7 @@ def _blocked(page: PageFindings) -> None:
                 claim=RUNS.sub(r"is in \1", finding.claim),
                 evidence=(
                     *finding.evidence,
-                    f"Linux counts {milliseconds(blocked)} per step in which the training thread is blocked: it "
-                    "neither runs nor is ready to",
+                    f"Linux counts {milliseconds(blocked)} per step in which the training thread is blocked",
                 ),
                 next=f"Find out what the training thread waits for: {BLOCKED_BY}.{stacks}",
             ),

@@ -1,4 +1,4 @@
-"""Rows in which a thread runs no code of the job, by how they are called: it sleeps, waits, or is at files."""
+"""Rows in which a thread runs no code of the job, by how they are called: it sleeps, waits or is at files."""
 
 from __future__ import annotations
 

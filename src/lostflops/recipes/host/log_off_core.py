@@ -41,8 +41,8 @@ def _example(kind: str, **more: Any) -> dict[str, Any]:
         "step_time": Time("length of the step in the step log"),
         "off_core": Time("the thread neither ran nor was ready to run"),
         "blocked": Time(
-            "of that what no wait for the device explains: on a GPU less backward passes, which run on another "
-            "thread, and calls that synchronise"
+            "of that what no wait for the device explains: on a GPU less backward passes, which run on "
+            "another thread, and calls that synchronise"
         ),
     },
     examples=[

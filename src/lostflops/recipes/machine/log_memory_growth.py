@@ -18,27 +18,25 @@ FEWEST = 9  # samples, of which each third has three
 STEADY = 0.3  # of the growth, that each half of the time has at least
 WORTH_SAYING, LEAST = 0.1, 64 << 20  # of what was held at first, and bytes
 KINDS = {"resident": "host", "allocated": "GPU, tensors", "reserved": "GPU, reserved"}
+KEPT = (
+    "Find what the job keeps: losses with their graphs (append `loss.item()` or `loss.detach()`), batches and "
+    "results in a list, a cache without a limit; `tracemalloc` compares two steps."
+)
+KEPT_TENSORS = (
+    "Find what keeps tensors: losses or outputs with their graphs (append `loss.item()` or `loss.detach()`), "
+    "`retain_graph=True`, a key-value cache; `torch.cuda.memory._record_memory_history()` tells who allocated "
+    "them."
+)
+GAPS = (
+    "Its tensors do not grow as much: blocks of many sizes leave gaps. Set "
+    "`PYTORCH_ALLOC_CONF=expandable_segments:True` (before torch 2.9: "
+    "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`), and pad inputs to a few shapes."
+)
+MAPPED = "Pages of files that are mapped into memory count too, and can be given up."
 SAYS = {
-    "host": (
-        "Host memory",
-        "Find what the job keeps: losses with their graphs (append `loss.item()` or `loss.detach()`), batches "
-        "and results in a list, a cache without a limit; `tracemalloc` compares two steps.",
-        "Pages of files that are mapped into memory count too, and can be given up.",
-    ),
-    "GPU, tensors": (
-        "GPU memory that tensors hold",
-        "Find what keeps tensors: losses or outputs with their graphs (append `loss.item()` or "
-        "`loss.detach()`), `retain_graph=True`, a key-value cache; "
-        "`torch.cuda.memory._record_memory_history()` tells who allocated them.",
-        "",
-    ),
-    "GPU, reserved": (
-        "GPU memory that PyTorch reserves",
-        "Its tensors do not grow as much: blocks of many sizes leave gaps. Set "
-        "`PYTORCH_ALLOC_CONF=expandable_segments:True` (before torch 2.9: "
-        "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`), and pad inputs to a few shapes.",
-        "",
-    ),
+    "host": ("Host memory", KEPT, MAPPED),
+    "GPU, tensors": ("GPU memory that tensors hold", KEPT_TENSORS, ""),
+    "GPU, reserved": ("GPU memory that PyTorch reserves", GAPS, ""),
 }
 
 
@@ -103,7 +101,7 @@ def step_log_memory_growth(step_log: StepLog) -> pl.LazyFrame:
         samples.group_by(of)
         .agg(
             samples=pl.len().cast(pl.Int64), first=held[0], _middle=held[1], last=held[2], steps=at[1] - at[0]
-        )  # fmt: skip
+        )
         .filter(pl.col("samples") >= FEWEST, pl.col("steps") > 0)
         .with_columns(
             per_step=(grew / pl.col("steps")).cast(pl.Int64),

@@ -18,7 +18,10 @@ class CoreWait:
         self.ran: int | None = None  # ns on a core between the last two calls of `since_last`
 
     def since_last(self) -> int | None:
-        """Nanoseconds without a core since the last call; None where Linux does not count or another thread calls."""
+        """Nanoseconds without a core since the last call.
+
+        None where Linux does not count them, and where another thread calls.
+        """
         thread, before = threading.get_ident(), self._before
         if thread != self._thread:
             self._open(thread)
