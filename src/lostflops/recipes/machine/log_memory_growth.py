@@ -19,13 +19,13 @@ STEADY = 0.3  # of the growth, that each half of the time has at least
 WORTH_SAYING, LEAST = 0.1, 64 << 20  # of what was held at first, and bytes
 KINDS = {"resident": "host", "allocated": "GPU, tensors", "reserved": "GPU, reserved"}
 KEPT = (
-    "Find what the job keeps: losses with their graphs (append `loss.item()` or `loss.detach()`), batches and "
-    "results in a list, a cache without a limit; `tracemalloc` compares two steps."
+    "Find what the job keeps: losses with their graphs (append `loss.item()` or `loss.detach()`), batches "
+    "and results in a list, a cache without a limit; `tracemalloc` compares two steps."
 )
 KEPT_TENSORS = (
     "Find what keeps tensors: losses or outputs with their graphs (append `loss.item()` or `loss.detach()`), "
-    "`retain_graph=True`, a key-value cache; `torch.cuda.memory._record_memory_history()` tells who allocated "
-    "them."
+    "`retain_graph=True`, a key-value cache; `torch.cuda.memory._record_memory_history()` tells who "
+    "allocated them."
 )
 GAPS = (
     "Its tensors do not grow as much: blocks of many sizes leave gaps. Set "
