@@ -167,6 +167,21 @@ def test_a_disk_that_is_waited_for_is_no_python() -> None:
     assert not any(standing_still.stands_still(stretch_names.spoken(row)) for row in other)
 
 
+def test_waits_of_anomaly_detection_are_advised_to_turn_it_off() -> None:
+    calls = {"name": ["cudaStreamSynchronize"], "calls_in_steps": [100], "per_step": [9 * MS]}
+    waits = finding("host-waits-for-device", WAITS, 9)
+    on = Finding("anomaly-detection-on", "It checks gradients.", "unknown", (), "Turn it off.")
+    for checks, told in ((50, ["host-waits-for-device"]), (49, ["host-waits-for-device", on.name])):
+        tables = {
+            "api_call_summary": pl.DataFrame(calls),
+            "anomaly_detection": pl.DataFrame({"checks": [checks]}),
+        }
+        found = page(waits, on, tables=tables)
+        assert [f.name for f in found] == told
+        assert found[0].next == ("Turn it off." if len(told) == 1 else "n")
+        assert ("It checks gradients" in found[0].evidence) == (len(told) == 1)
+
+
 def blocked(ms: int, *findings: Finding, name: str = "a.py(9): main") -> list[tuple[str, str, str]]:
     """What findings say where the training thread is blocked for so long in each of two steps of 100 ms."""
     counts = {"counted": [True, True, False], "blocked": [(ms - 1) * MS, (ms + 1) * MS, 90 * MS]}

@@ -83,6 +83,7 @@ def join_host(page: PageFindings) -> None:
     _out_of_memory(page)
     _outside_window(page)
     _synchronised_often(page)
+    _detects_anomalies(page)
     _slowed_by_saving(page)
     _beside_python(page)
     _blocked(page)
@@ -419,6 +420,18 @@ def _synchronised_often(page: PageFindings) -> None:
             ((spoken(name), ns) for name, ns in parts),
         ),
     )
+
+
+def _detects_anomalies(page: PageFindings) -> None:
+    """Anomaly detection reads a value from the GPU for each gradient: those are most of the waits."""
+    on, waits = page.of("anomaly-detection-on"), page.of("host-waits-for-device")
+    table = page.given.table("anomaly_detection")
+    if on is None or waits is None or table is None or page.given.on_host:
+        return
+    if 2 * int(table["checks"].sum()) >= _waits_in_steps(page.given)[0]:
+        told = replace(waits, next=on.next, remedies=())
+        page.replace(waits, told)
+        page.absorb(told, [on])
 
 
 def _slowed_by_saving(page: PageFindings) -> None:
