@@ -526,7 +526,9 @@ def _blocked(page: PageFindings) -> None:
     blocked = int(counted["blocked"].sum()) // counted.height - known
     found = filter(None, (page.of(BY_NAME), page.of(UNEXPLAINED)))
     for finding in sorted(found, key=lambda f: -f.size):
-        if 2 * blocked < finding.size:
+        # A GPU may work while the thread is blocked: all the time that is not this finding's.
+        hidden = 0 if given.on_host else given.mean_step - finding.size
+        if 2 * (blocked - hidden) < finding.size:
             continue
         stacks = f" {advice[0]}" if (advice := RECORD_STACKS.search(finding.next)) else ""
         page.replace(
