@@ -142,6 +142,10 @@ def test_what_the_host_does_instead_is_named_in_the_claim() -> None:
         ("<built-in method recv_into of _socket.socket object at 0x7f>", True),
         ("<built-in function waitpid>", True),
         ("queue.py(154): get", True),
+        ("<built-in method recv of zmq.backend.cython._zmq.Socket object at 0x7f>", True),
+        ("zmq/sugar/socket.py(900): recv_pyobj", True),
+        ("zmq/sugar/socket.py(900): send_pyobj", False),
+        ("<built-in method get_objects of ray._raylet.CoreWorker object at 0x7f>", True),
         ("multiprocessing/connection.py(1136): wait", True),
         ("train.py(154): get", False),
         ("<built-in method get of dict object at 0x7f>", False),
@@ -180,6 +184,20 @@ def test_waits_of_anomaly_detection_are_advised_to_turn_it_off() -> None:
         assert [f.name for f in found] == told
         assert found[0].next == ("Turn it off." if len(told) == 1 else "n")
         assert ("It checks gradients" in found[0].evidence) == (len(told) == 1)
+
+
+def test_garbage_that_the_step_log_counts_is_told_where_nothing_else_is_known() -> None:
+    ledger: Rows = [
+        (0, n, account, ms)
+        for n in range(2)
+        for account, ms in (("compute", 60), ("idle.garbage_collection", 10), (UNEXPLAINED, 30))
+    ]
+    unknown = finding("idle-unexplained", UNEXPLAINED, 30, "The GPU idles 30.0 ms per step.")
+    for share, told in ((0.2, True), (0.19, False), (None, False)):  # 10 of 100 ms are in the ledger
+        tables = {"step_log_summary": pl.DataFrame({"garbage_share": [share]}, {"garbage_share": pl.Float64})}
+        (found,) = page(unknown, ledger=ledger, tables=tables)
+        assert ("Python collects garbage for 20.0 % of step time" in "".join(found.evidence)) is told
+        assert found.next.startswith("Make fewer objects") is told
 
 
 def blocked(

@@ -66,6 +66,7 @@ WAITS_TOLD = 0.05  # of what a finding costs: waiting for others that is told wi
 # Of one finding: how its waiting came together, rank by rank.
 SHARED_OUT = re.compile(r"more of it than the others|the most on rank|of it waiting for other ranks")
 OPERATOR = re.compile(r"^aten::\w+(?: in |$)")  # that computes on the CPU, where it takes long
+COLLECTS_FROM = 0.05  # of step time
 RUNS = re.compile(r"\bruns (Python|other code)\b")
 RECORD_STACKS = re.compile(r"Record call stacks: .*|To see which Python .*")
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
@@ -87,6 +88,7 @@ def join_host(page: PageFindings) -> None:
     _slowed_by_saving(page)
     _beside_python(page)
     _blocked(page)
+    _collects_young_objects(page)
 
 
 def names_of(page: PageFindings, account: str) -> list[tuple[str, int]]:
@@ -170,7 +172,8 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
     if still == WAITS_FOR_OTHERS:
         return (
             f"Find what {spoken(name)} waits for: if it is the next batch, let more workers fill the queue, "
-            "and earlier; if it is a result, ask for it a step later; if it is a lock, hold it for less long."
+            "and earlier; if it is a result, ask for it a step later; if it is a lock, hold it for less long; "
+            "if it is the next request, there are too few for this GPU."
         )
     if still == FILES:
         ahead = "read ahead in the loader's workers" if loads else "read ahead on another thread"
@@ -544,3 +547,30 @@ def _blocked(page: PageFindings) -> None:
             ),
         )
         blocked -= finding.size
+
+
+def _collects_young_objects(page: PageFindings) -> None:
+    """Passes over the youngest objects are too short to be marked one by one: the step log adds them up."""
+    given = page.given
+    table = given.table("step_log_summary")
+    share = None if table is None else table["garbage_share"].mean()
+    found = [f for f in (page.of(UNEXPLAINED), page.of(BY_NAME)) if f is not None]
+    if not found or not isinstance(share, float) or not given.mean_step:
+        return
+    marked = given.accounts.get("idle.garbage_collection", 0) / given.mean_step
+    finding = max(found, key=lambda f: f.size)
+    if share < COLLECTS_FROM or share < 2 * marked or share * given.mean_step < COLLECTS_FROM * finding.size:
+        return
+    fact = (
+        f"Python collects garbage for {percent(share, 1)} of step time outside the recorded steps, most of "
+        "it in passes over young objects, too short to be marked"
+    )
+    fewer = "Make fewer objects per step that refer to each other, or raise `gc.set_threshold`."
+    page.replace(
+        finding,
+        replace(
+            finding,
+            evidence=(*finding.evidence, fact),
+            next=f"{fewer} {finding.next}",
+        ),
+    )

@@ -10,6 +10,7 @@ _SLEEP = "time.sleep"
 _BLOCKED = re.compile(
     r"^(?:_thread\.R?[Ll]ock\.acquire|_thread\.(?:lock|RLock)\.__enter__|_queue\.SimpleQueue\.get"
     r"|_multiprocessing\.SemLock\.(?:acquire|__enter__)|select\.(?:e?poll|kqueue)\.(?:poll|control)|select|poll"
+    r"|(?:\S*/)?zmq[./]\S*?(?:\.|\.py\(\d+\): )_?(?:recv\w*|poll|zmq_poll)|ray\S*\.CoreWorker\.(?:get|wait)\w*"
     r"|(?:_socket\.)?socket\.(?:recv\w*|accept)|(?:posix\.)?wait(?:pid|id|3|4)?"
     r"|(?:\S*/)?(?:threading|queue|selectors|subprocess|multiprocessing/\w+|concurrent/futures/\w+|asyncio/\w+)"
     r"\.py\(\d+\): (?:wait\w*|_?wait|acquire|join|get|result|select|_?poll|_recv\w*|recv\w*|__next__|next))$"
