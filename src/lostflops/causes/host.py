@@ -172,8 +172,8 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
     if still == WAITS_FOR_OTHERS:
         return (
             f"Find what {spoken(name)} waits for: if it is the next batch, let more workers fill the queue, "
-            "and earlier; if it is a result, ask for it a step later; if it is a lock, hold it for less long; if "
-            "it is the next request, there are too few for this GPU."
+            "and earlier; if it is a result, ask for it a step later; if it is a lock, hold it for less "
+            "long; if it is the next request, there are too few for this GPU."
         )
     if still == FILES:
         ahead = "read ahead in the loader's workers" if loads else "read ahead on another thread"
