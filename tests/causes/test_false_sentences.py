@@ -97,7 +97,7 @@ def test_a_rank_names_the_second_cause_that_makes_it_late() -> None:
     assert also(late({DATA: 9 * MS, PYTHON: 4 * MS}, 10 * MS)) == (PYTHON,)  # the first gone, 4 ms remain
     assert also(late({DATA: 9 * MS, PYTHON: 2 * MS}, 10 * MS)) == ()  # the first alone explains it
     assert also(late({DATA: 6 * MS, PYTHON: 1 * MS}, 10 * MS)) == ()
-    assert says(late({DATA: 6 * MS, COMPUTE: 4 * MS}, 10 * MS)).endswith("and 4.00 ms more of computing")
+    assert says(late({DATA: 6 * MS, COMPUTE: 4 * MS}, 10 * MS)).endswith("and 4.00 ms more computing")
 
 
 def test_readings_of_one_rank_are_counted_and_are_not_all_waiting() -> None:
