@@ -261,6 +261,10 @@ def test_an_optimizer_on_the_cpu_is_no_python_that_a_thread_could_do(name: str) 
     [
         (["collate"], "Make `collate` cheaper"),
         (["a.py(3): forward"], "Make `forward` (a.py:3) cheaper"),
+        (
+            ["torch/optim/adamw.py(9): _multi_tensor_adamw in a.py(3): f"],
+            "That is the optimizer's own Python",
+        ),
         (["backward", "a.py(3): f"], "Do the same in fewer operators inside `backward`"),
         (["backward", "collate"], "`backward` is a whole phase. To see which Python runs in it"),
     ],

@@ -188,6 +188,11 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
             "Keep the optimizer's states on the GPU if they fit (in 8 bits, or sharded over more ranks). "
             "Else give it all cores of the node (`OMP_NUM_THREADS`), and let it run beside the backward pass."
         )
+    if name.startswith("torch/optim/"):
+        return (
+            "That is the optimizer's own Python: use its fused kernels (`fused=True`) or `foreach=True` where "
+            "it has them, few groups of parameters, or `torch.compile(optimizer.step)`."
+        )
     if OPERATOR.match(name):
         return (
             f"Move the tensors of {spoken(name)} to the GPU, or take it out of the step: onto a thread of "
