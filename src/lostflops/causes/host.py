@@ -190,8 +190,8 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
         )
     if name.startswith("torch/optim/"):
         return (
-            "That is the optimizer's own Python: use its fused kernels (`fused=True`) or `foreach=True` where "
-            "it has them, few groups of parameters, or `torch.compile(optimizer.step)`."
+            "That is the optimizer's own Python: use its fused kernels (`fused=True`) or `foreach=True` "
+            "where it has them, few groups of parameters, or `torch.compile(optimizer.step)`."
         )
     if OPERATOR.match(name):
         return (
