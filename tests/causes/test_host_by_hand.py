@@ -201,11 +201,12 @@ def test_garbage_that_the_step_log_counts_is_told_where_nothing_else_is_known() 
 
 
 def blocked(
-    ms: int, *findings: Finding, name: str = "a.py(9): main", on_host: bool = True
+    ms: int, *findings: Finding, name: str = "a.py(9): main", on_host: bool = True, crowded: int = 0
 ) -> list[tuple[str, str, str]]:
     """What findings say where the training thread is blocked for so long in each of two steps of 80 ms."""
     counts = {"counted": [True, True, False], "blocked": [(ms - 1) * MS, (ms + 1) * MS, 90 * MS]}
-    tables = {"step_log_off_core": pl.DataFrame(counts)}
+    waits = {"counted": [True, True, False], "core_wait": [crowded * MS, crowded * MS, 70 * MS]}
+    tables = {"step_log_off_core": pl.DataFrame(counts), "step_log_core_waits": pl.DataFrame(waits)}
     ledger: Rows = [(0, n, account, 40) for n in range(2) for account in (PYTHON, UNEXPLAINED)]
     told = page(*findings, ledger=ledger, names=[(0, PYTHON, name, 80)], tables=tables, on_host=on_host,
         in_long_pauses=80 * MS)  # fmt: skip
@@ -224,6 +225,8 @@ def test_a_thread_that_is_blocked_is_not_said_to_run_python() -> None:
     assert (said.endswith("while the CPU runs Python: `main` (40.0 ms)."), fact) == (True, "")
     for ms, told in ((60, True), (59, False)):  # 40 of the 80 ms may hide behind a GPU
         assert ("is in Python" in blocked(ms, other, on_host=False)[0][0]) is told
+    for ms, told in ((27, True), (26, False)):  # an operator may wait for its threads for 7 ms
+        assert ("is in Python" in blocked(ms, other, crowded=7)[0][0]) is told
     ((said, fact, _),) = blocked(40, other, name="time.sleep in a.py(9): main")  # that is why it is blocked
     assert (said.endswith("while the CPU sleeps: `time.sleep` in `main` (40.0 ms)."), fact) == (True, "")
 

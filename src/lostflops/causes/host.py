@@ -532,10 +532,13 @@ def _blocked(page: PageFindings) -> None:
     known = sum(ns for account, ns in given.accounts.items() if account.startswith(WAITING))
     known += sum(ns for name, ns in names_of(page, OTHER_HOST) if stands_still(name))
     blocked = int(counted["blocked"].sum()) // counted.height - known
+    waits = given.table("step_log_core_waits")
+    crowded = 0 if waits is None else waits.filter("counted").select(pl.col("core_wait").mean()).item() or 0
     found = filter(None, (page.of(BY_NAME), page.of(UNEXPLAINED)))
     for finding in sorted(found, key=lambda f: -f.size):
-        # A GPU may work while the thread is blocked: all the time that is not this finding's.
-        hidden = 0 if given.on_host else given.mean_step - finding.size
+        # A GPU may work while the thread is blocked: all the time that is not this finding's. On a CPU whose
+        # cores are crowded, an operator waits for its own threads as well.
+        hidden = crowded if given.on_host else given.mean_step - finding.size
         if 2 * (blocked - hidden) < finding.size:
             continue
         stacks = f" {advice[0]}" if (advice := RECORD_STACKS.search(finding.next)) else ""
