@@ -96,7 +96,8 @@ RANK_FIELDS = (
 )  # fmt: skip
 STEP_FIELDS = (
     "step", "end", "duration", "own", "micro_steps", "optimizer", "data", "checkpoint", "gc", "core_wait",
-    "window", "resident", "allocated", "reserved", "peak_resident", "peak_allocated", "peak_reserved",
+    "on_core", "window", "resident", "allocated", "reserved",
+    "peak_resident", "peak_allocated", "peak_reserved",
 )  # fmt: skip
 TOLD_FIELDS = ("kind", "of", "loss", "tokens", "samples")
 FORMAT = 1

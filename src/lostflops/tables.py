@@ -514,9 +514,12 @@ STEP_LOG = Table(
         Column("checkpoint", Time("in torch.save and torch.distributed.checkpoint.save")),
         Column("garbage", Time("collecting garbage")),
         Column(
-            "core_wait",
-            Time("the thread was ready to run and had no processor core; null where Linux does not count it"),
+            "core_wait", Time("the thread was ready to run and had no core; null where Linux does not say")
         ),
+        Column("on_core", Time("the thread ran on a processor core; null where Linux does not say")),
+        Column("resident", Bytes("host memory that the process held at its end; null in most steps")),
+        Column("allocated", Bytes("memory of its GPU that tensors held then; null in most steps")),
+        Column("reserved", Bytes("memory of its GPU that PyTorch reserved then; null in most steps")),
         Column("loss", Number("as the job told it; null when it did not, or when it is not finite")),
         Column("tokens", Count("of this rank, as the job told it; null when it did not")),
         Column("samples", Count("of this rank, as the job told it; null when it did not")),

@@ -23,6 +23,7 @@ from lostflops.causes.page_findings import PageFindings
 from lostflops.causes.purposes import surely_waited
 from lostflops.causes.waited_for import dearer
 from lostflops.finding import Finding
+from lostflops.recipes.copies.cost import pinning_helps
 from lostflops.recipes.idle.costs import idle_costs_step_time
 from lostflops.recipes.idle.gaps import over_steps
 from made_runs import Job, Work, made
@@ -96,7 +97,7 @@ def test_a_rank_names_the_second_cause_that_makes_it_late() -> None:
     assert also(late({DATA: 9 * MS, PYTHON: 4 * MS}, 10 * MS)) == (PYTHON,)  # the first gone, 4 ms remain
     assert also(late({DATA: 9 * MS, PYTHON: 2 * MS}, 10 * MS)) == ()  # the first alone explains it
     assert also(late({DATA: 6 * MS, PYTHON: 1 * MS}, 10 * MS)) == ()
-    assert says(late({DATA: 6 * MS, COMPUTE: 4 * MS}, 10 * MS)).endswith("and 4.00 ms more of computing")
+    assert says(late({DATA: 6 * MS, COMPUTE: 4 * MS}, 10 * MS)).endswith("and 4.00 ms more computing")
 
 
 def test_readings_of_one_rank_are_counted_and_are_not_all_waiting() -> None:
@@ -392,3 +393,20 @@ def test_a_bound_of_what_the_cpu_spends_and_others_wait_is_told_in_one_line() ->
         "upper limit: the CPU spends 33.4 ms per step on this, part of it hidden today; ranks that wait for "
         "others could gain too"
     )
+
+
+@pytest.mark.parametrize(
+    ("direction", "memory", "told"),
+    [
+        ("host to device", "pinned", True),  # it may be waited for
+        ("device to host", "pageable", True),
+        ("device to host", "pinned", False),
+        ("device to device", "unknown", False),
+        ("memset", "unknown", False),
+    ],
+)
+def test_pinning_is_told_where_the_host_s_memory_is_to_be_pinned(
+    direction: str, memory: str, told: bool
+) -> None:
+    rows = pl.DataFrame({"direction": [direction], "host_memory": [memory]})
+    assert pinning_helps(rows, direction) is told

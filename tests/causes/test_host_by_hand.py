@@ -142,6 +142,10 @@ def test_what_the_host_does_instead_is_named_in_the_claim() -> None:
         ("<built-in method recv_into of _socket.socket object at 0x7f>", True),
         ("<built-in function waitpid>", True),
         ("queue.py(154): get", True),
+        ("<built-in method recv of zmq.backend.cython._zmq.Socket object at 0x7f>", True),
+        ("zmq/sugar/socket.py(900): recv_pyobj", True),
+        ("zmq/sugar/socket.py(900): send_pyobj", False),
+        ("<built-in method get_objects of ray._raylet.CoreWorker object at 0x7f>", True),
         ("multiprocessing/connection.py(1136): wait", True),
         ("train.py(154): get", False),
         ("<built-in method get of dict object at 0x7f>", False),
@@ -153,11 +157,117 @@ def test_what_waits_for_others_is_told_from_what_runs(row: str, said: bool) -> N
     assert (standing_still.stands_still(stretch_names.spoken(row)) == standing_still.WAITS) is said
 
 
+def test_a_disk_that_is_waited_for_is_no_python() -> None:
+    rows = "<built-in function fsync>", "<built-in method flush of _io.BufferedWriter object at 0x7f>"
+    inside = "in a.py(3): save_sample"
+    told = [(0, PYTHON, f"{stretch_names.spoken(row)} {inside}", 24 - n) for n, row in enumerate(rows)]
+    claim = "The GPU idles 12.0 ms per step while the CPU runs other code."
+    (found,) = page(finding("host-busy-elsewhere", PYTHON, 12, claim), names=told)
+    assert (
+        "per step while the CPU reads or writes files: `os.fsync` in `save_sample` (6.00 ms)" in found.claim
+    )
+    assert found.next.startswith("Take `os.fsync` in `save_sample` (a.py:3) out of the step: read ahead on")
+    other = "<built-in method write of _io.BytesIO object at 0x7f>", "train.py(4): open", "a.py(3): flush"
+    assert not any(standing_still.stands_still(stretch_names.spoken(row)) for row in other)
+
+
+def test_waits_of_anomaly_detection_are_advised_to_turn_it_off() -> None:
+    calls = {"name": ["cudaStreamSynchronize"], "calls_in_steps": [100], "per_step": [9 * MS]}
+    waits = finding("host-waits-for-device", WAITS, 9)
+    on = Finding("anomaly-detection-on", "It checks gradients.", "unknown", (), "Turn it off.")
+    for checks, told in ((50, ["host-waits-for-device"]), (49, ["host-waits-for-device", on.name])):
+        tables = {
+            "api_call_summary": pl.DataFrame(calls),
+            "anomaly_detection": pl.DataFrame({"checks": [checks]}),
+        }
+        found = page(waits, on, tables=tables)
+        assert [f.name for f in found] == told
+        assert found[0].next == ("Turn it off." if len(told) == 1 else "n")
+        assert ("It checks gradients" in found[0].evidence) == (len(told) == 1)
+
+
+def test_garbage_that_the_step_log_counts_is_told_where_nothing_else_is_known() -> None:
+    ledger: Rows = [
+        (0, n, account, ms)
+        for n in range(2)
+        for account, ms in (("compute", 60), ("idle.garbage_collection", 10), (UNEXPLAINED, 30))
+    ]
+    unknown = finding("idle-unexplained", UNEXPLAINED, 30, "The GPU idles 30.0 ms per step.")
+    for share, told in ((0.2, True), (0.19, False), (None, False)):  # 10 of 100 ms are in the ledger
+        tables = {"step_log_summary": pl.DataFrame({"garbage_share": [share]}, {"garbage_share": pl.Float64})}
+        (found,) = page(unknown, ledger=ledger, tables=tables)
+        assert ("Python collects garbage for 20.0 % of step time" in "".join(found.evidence)) is told
+        assert found.next.startswith("Make fewer objects") is told
+
+
+def blocked(
+    ms: int, *findings: Finding, name: str = "a.py(9): main", on_host: bool = True, crowded: int = 0
+) -> list[tuple[str, str, str]]:
+    """What findings say where the training thread is blocked for so long in each of two steps of 80 ms."""
+    counts = {"counted": [True, True, False], "blocked": [(ms - 1) * MS, (ms + 1) * MS, 90 * MS]}
+    waits = {"counted": [True, True, False], "core_wait": [crowded * MS, crowded * MS, 70 * MS]}
+    tables = {"step_log_off_core": pl.DataFrame(counts), "step_log_core_waits": pl.DataFrame(waits)}
+    ledger: Rows = [(0, n, account, 40) for n in range(2) for account in (PYTHON, UNEXPLAINED)]
+    told = page(*findings, ledger=ledger, names=[(0, PYTHON, name, 80)], tables=tables, on_host=on_host,
+        in_long_pauses=80 * MS)  # fmt: skip
+    return [(found.claim, found.evidence[-1] if found.evidence else "", found.next) for found in told]
+
+
+def test_a_thread_that_is_blocked_is_not_said_to_run_python() -> None:
+    """`with lock:` has no row of its own: the function around it seems to run."""
+    claim = "The GPU idles 40.0 ms per step while the CPU runs other code."
+    other = finding("host-busy-elsewhere", PYTHON, 40, claim)
+    ((said, fact, advice),) = blocked(20, other)
+    assert said.endswith("while the CPU is in Python: `main` (40.0 ms).")
+    assert fact.startswith("Linux counts 20.0 ms per step in which the training thread is blocked")
+    assert advice.startswith("Find out what the training thread waits for: a lock (Python's own, which")
+    ((said, fact, _),) = blocked(19, other)
+    assert (said.endswith("while the CPU runs Python: `main` (40.0 ms)."), fact) == (True, "")
+    for ms, told in ((60, True), (59, False)):  # 40 of the 80 ms may hide behind a GPU
+        assert ("is in Python" in blocked(ms, other, on_host=False)[0][0]) is told
+    for ms, told in ((27, True), (26, False)):  # an operator may wait for its threads for 7 ms
+        assert ("is in Python" in blocked(ms, other, crowded=7)[0][0]) is told
+    ((said, fact, _),) = blocked(40, other, name="time.sleep in a.py(9): main")  # that is why it is blocked
+    assert (said.endswith("while the CPU sleeps: `time.sleep` in `main` (40.0 ms)."), fact) == (True, "")
+
+
+def test_time_in_which_a_thread_is_blocked_is_told_once() -> None:
+    claim = "The GPU idles {} ms per step {}."
+    unknown = finding(
+        "idle-unexplained", UNEXPLAINED, 30, claim.format(30, "for no reason"), next="Record call stacks: X"
+    )
+    other = finding("host-busy-elsewhere", PYTHON, 10, claim.format(10, "while the CPU runs other code"))
+    told = blocked(25, unknown, other, name="backward")
+    assert [fact[:12] for _, fact, _ in told] == ["Linux counts", ""]
+    assert told[0][2].endswith("another process, or a sleep. Record call stacks: X")
+    assert [fact[:12] for _, fact, _ in blocked(35, unknown, other, name="backward")] == ["Linux counts"] * 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Optimizer.step#DeepSpeedCPUAdam.step",
+        "PyCapsule.adam_update in train.py(3): main",
+        "deepspeed/ops/adam/cpu_adam.py(140): step in train.py(3): main",
+        "torchao/optim/cpu_offload.py(9): step in torchao/optim/x.py(3): CPUOffloadOptimizer",
+    ],
+)
+def test_an_optimizer_on_the_cpu_is_no_python_that_a_thread_could_do(name: str) -> None:
+    claim = "The GPU idles 10.0 ms per step while the CPU runs other code."
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), names=[(0, PYTHON, name, 40)])
+    assert "10.0 ms per step while the optimizer runs on the CPU: " in told.claim
+    assert told.next.startswith("Keep the optimizer's states on the GPU if they fit")
+
+
 @pytest.mark.parametrize(
     ("names", "advice"),
     [
         (["collate"], "Make `collate` cheaper"),
         (["a.py(3): forward"], "Make `forward` (a.py:3) cheaper"),
+        (
+            ["torch/optim/adamw.py(9): _multi_tensor_adamw in a.py(3): f"],
+            "That is the optimizer's own Python",
+        ),
         (["backward", "a.py(3): f"], "Do the same in fewer operators inside `backward`"),
         (["backward", "collate"], "`backward` is a whole phase. To see which Python runs in it"),
     ],
@@ -296,6 +406,23 @@ def test_short_pauses_that_are_mostly_of_one_function_are_told_with_it() -> None
     assert told.next.startswith("Do the same in fewer operators inside `clip_each` (a.py:6): a larger batch")
     (told,) = page(other, ledger=ledger, names=[names[0], (0, PYTHON, script, 14)], on_host=True)
     assert told.claim.endswith("in the short pauses between operators.")
+
+
+def test_a_copy_of_the_model_in_short_pauses_is_not_advised_to_be_fewer_operators() -> None:
+    """`copy.deepcopy` runs its own Python between the operators that clone tensors."""
+    ledger = [(0, step, account, ms) for step in range(2) for account, ms in (("compute", 80), (PYTHON, 20))]
+    other = finding("host-busy-elsewhere", PYTHON, 20, "Nothing computes while the CPU runs other code.")
+    names = [
+        (0, PYTHON, "copy.py(227): _deepcopy_dict in a.py(8): snapshot", 14),
+        (0, PYTHON, "copy.py(128): deepcopy in a.py(8): snapshot", 10),
+        (0, PYTHON, "a.py(9): train_step", 8),
+    ]
+    (told,) = page(other, ledger=ledger, names=names, on_host=True)
+    assert "runs Python: `_deepcopy_dict` in `snapshot` (7.00 ms)" in told.claim
+    assert told.next.startswith("Make `_deepcopy_dict` (copy.py:227) in `snapshot` (a.py:8) cheaper")
+    of_torch = [(0, PYTHON, f"torch/nn/{name.partition('/')[2] or name}", ns) for _, _, name, ns in names[:2]]
+    (told,) = page(other, ledger=ledger, names=[*of_torch, names[2]], on_host=True)
+    assert told.claim.endswith("in the short pauses between operators, mostly in `snapshot`.")
 
 
 def test_a_phase_is_not_one_thing_that_short_pauses_are_spent_on() -> None:

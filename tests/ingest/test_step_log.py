@@ -103,13 +103,13 @@ def test_times_that_no_step_takes_cost_their_line_and_parts_end_with_their_step(
     changed[1]["duration"] = -3
     changed[2]["duration"] = ten_days + 1
     changed[3]["duration"] = ten_days
-    parts = ("own", "optimizer", "data", "checkpoint", "gc", "core_wait")
+    parts = ("own", "optimizer", "data", "checkpoint", "gc", "core_wait", "on_core")
     changed[4] |= {"duration": 1000, **dict.fromkeys(parts, 1001)}
     text = "".join(json.dumps(line) + "\n" for line in (json.loads(who), *changed))
     logs, notes = step_logs.logged(step_logs.documents([run(tmp_path, **{"00000_a0": text})]))
     table = step_logs.tables(logs)["step_log"]
     assert table.select("step", "duration").rows() == [(0, None), (3, ten_days), (4, 1000)]
-    assert table.select(*(p if p != "gc" else "garbage" for p in parts)).row(2) == (1000,) * 6
+    assert table.select(*(p if p != "gc" else "garbage" for p in parts)).row(2) == (1000,) * 7
     assert [(note.name, note.count) for note in notes] == [("steps not logged", 2)]
     assert "impossible times" in notes[0].text
 

@@ -239,6 +239,41 @@ def test_kernels_that_the_profiler_lost_are_told_and_may_have_run_where_nothing_
     assert page.verdict.startswith("Incompletely recorded: the GPU seems idle for ")
 
 
+def test_a_copy_that_waits_for_what_was_not_recorded_costs_no_idle_time(why) -> None:
+    """The clock of the GPU is 3 ms late: four bytes that follow a kernel begin 3 ms after their call."""
+    device = Device()
+    for number in range(4, 9):
+        begin = device.at
+        for _ in range(10):
+            device.work(300)
+        device.correlation += 1
+        device.events.append(call(device.at, 5, device.correlation, name="cudaMemcpyAsync"))
+        args = {"device": 0, "stream": 7, "correlation": device.correlation, "bytes": 4}
+        name = "Memcpy DtoH (Device -> Pageable)"
+        device.events.append(span("gpu_memcpy", name, device.free, 2, 7, **args) | {"pid": 0})
+        device.free += 2
+        device.wait()
+        device.at += 6000
+        device.events.append(step(number, begin, device.at - begin))
+    late = [e | {"ts": e["ts"] + 3000} if e["cat"] in ("kernel", "gpu_memcpy") else e for e in device.events]
+    page = why(late)
+    costs = sum(f.size for f in page.findings) / 1e6
+    assert costs <= milliseconds_of_a_step(page)
+    assert not any("cop" in f.name for f in page.findings)
+
+
+def test_kernels_that_name_no_launch_were_not_lost(why) -> None:
+    device = Device()
+    for number in range(4, 9):
+        device.step(number, *[400] * 12)
+    kernels = [event for event in device.events if event["cat"] == "kernel"]
+    for event in kernels[2::4]:
+        del event["args"]["correlation"]
+    page = why(device.events)
+    told = [*page.notes, *(text for f in page.findings for text in (f.claim, f.doubt, f.next))]
+    assert not any(" lost" in text for text in told)
+
+
 def test_a_mark_that_holds_no_work_marks_no_step(why) -> None:
     """As where `step()` is called once, before the loop: the optimizer shows the steps."""
     device = Device()

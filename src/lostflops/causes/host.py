@@ -10,8 +10,8 @@ from statistics import median
 import polars as pl
 
 from lostflops.finding import Finding, milliseconds, percent
+from lostflops.naming.standing_still import FILES, stands_still
 from lostflops.naming.standing_still import WAITS as WAITS_FOR_OTHERS
-from lostflops.naming.standing_still import stands_still
 from lostflops.recipes.idle.gaps import over_steps
 from lostflops.recipes.stretch_names import is_users
 
@@ -33,7 +33,10 @@ from .names import (
 from .one_rank.held_up import PAUSES, away, held_up, ranks_held_up
 from .page_findings import PageFindings
 
-BY_NAME = "host-busy-elsewhere"
+BY_NAME, UNEXPLAINED = "host-busy-elsewhere", "idle-unexplained"
+# Accounts in which a thread that is blocked has its reason.
+WAITING = ("idle.data_loading", "idle.host_synchronisation", "communication.")
+BLOCKED_BY = "a lock (Python's own, which another thread may hold), a file, another process, or a sleep"
 LOADING = "idle.data_loading"
 WAITS = "(?i)synchronize"  # calls that wait for the device
 SYNCS = 4  # waits per step, from which on they come from inside it
@@ -63,7 +66,12 @@ WAITS_TOLD = 0.05  # of what a finding costs: waiting for others that is told wi
 # Of one finding: how its waiting came together, rank by rank.
 SHARED_OUT = re.compile(r"more of it than the others|the most on rank|of it waiting for other ranks")
 OPERATOR = re.compile(r"^aten::\w+(?: in |$)")  # that computes on the CPU, where it takes long
+COLLECTS_FROM = 0.05  # of step time
+RUNS = re.compile(r"\bruns (Python|other code)\b")
+RECORD_STACKS = re.compile(r"Record call stacks: .*|To see which Python .*")
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
+# Optimizers whose states lie in the host's memory: DeepSpeed's, ColossalAI's, torchao's.
+ON_CPU = re.compile(r"(?i)cpu_?(?:offload_?)?(?:adam|adagrad|lion|optimizer)|\badam_update\b|\bHybridAdam\b")
 SCRIPT = "<module>"  # what a script does outside of functions: all of it
 
 
@@ -76,8 +84,11 @@ def join_host(page: PageFindings) -> None:
     _out_of_memory(page)
     _outside_window(page)
     _synchronised_often(page)
+    _detects_anomalies(page)
     _slowed_by_saving(page)
     _beside_python(page)
+    _blocked(page)
+    _collects_young_objects(page)
 
 
 def names_of(page: PageFindings, account: str) -> list[tuple[str, int]]:
@@ -144,6 +155,8 @@ def _does(names: Sequence[str], told: float) -> str:
     if len(idle) == 1 and idle[0] is not None:
         how_much = "" if told >= NEARLY_ALL else ", mostly" if told > MOSTLY else ", partly"
         return f"{how_much} while the CPU {idle[0]}"
+    if names and all(ON_CPU.search(name) for name in names):
+        return " while the optimizer runs on the CPU"
     if names and all(OPERATOR.match(name) for name in names):
         return " while the CPU runs operators on tensors of its own"
     run = [name for name in names if stands_still(name) is None]
@@ -159,10 +172,27 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
     if still == WAITS_FOR_OTHERS:
         return (
             f"Find what {spoken(name)} waits for: if it is the next batch, let more workers fill the queue, "
-            "and earlier; if it is a result, ask for it a step later."
+            "and earlier; if it is a result, ask for it a step later; if it is a lock, hold it for less "
+            "long; if it is the next request, there are too few for this GPU."
+        )
+    if still == FILES:
+        ahead = "read ahead in the loader's workers" if loads else "read ahead on another thread"
+        return (
+            f"Take {spoken(name)} out of the step: {ahead}, write on a thread of its own and less often, or "
+            "keep the files on a faster disk."
         )
     if still is not None:
         return f"Take {spoken(name)} out of the step."
+    if ON_CPU.search(name):
+        return (
+            "Keep the optimizer's states on the GPU if they fit (in 8 bits, or sharded over more ranks). "
+            "Else give it all cores of the node (`OMP_NUM_THREADS`), and let it run beside the backward pass."
+        )
+    if name.startswith("torch/optim/"):
+        return (
+            "That is the optimizer's own Python: use its fused kernels (`fused=True`) or `foreach=True` "
+            "where it has them, few groups of parameters, or `torch.compile(optimizer.step)`."
+        )
     if OPERATOR.match(name):
         return (
             f"Move the tensors of {spoken(name)} to the GPU, or take it out of the step: onto a thread of "
@@ -207,6 +237,7 @@ def _between_operators(page: PageFindings) -> None:
     whole = given.accounts.get(OTHER_HOST, 0)
     names = names_of(page, OTHER_HOST)
     is_one = bool(names) and 2 * names[0][1] >= whole and _is_work(names[0][0])
+    is_one = is_one or _mostly_in([part for part in names if _of_a_library(part[0])], whole) != ""
     if 2 * given.in_long_pauses >= whole * given.num_steps or is_one:
         return
     if not page.reaches(other.size, BETWEEN_FROM):
@@ -224,6 +255,11 @@ def _between_operators(page: PageFindings) -> None:
             "batch, or `torch.compile`.",
         ),
     )
+
+
+def _of_a_library(name: str) -> bool:
+    """Whether a name is of Python in a library other than PyTorch: work, and no cost of operators."""
+    return bool(FRAME.search(name.rpartition(" in ")[0])) and not name.startswith("torch/")
 
 
 def _mostly_in(names: Sequence[tuple[str, int]], whole: int) -> str:
@@ -394,6 +430,18 @@ def _synchronised_often(page: PageFindings) -> None:
     )
 
 
+def _detects_anomalies(page: PageFindings) -> None:
+    """Anomaly detection reads a value from the GPU for each gradient: those are most of the waits."""
+    on, waits = page.of("anomaly-detection-on"), page.of("host-waits-for-device")
+    table = page.given.table("anomaly_detection")
+    if on is None or waits is None or table is None or page.given.on_host:
+        return
+    if 2 * int(table["checks"].sum()) >= _waits_in_steps(page.given)[0]:
+        told = replace(waits, next=on.next, remedies=())
+        page.replace(waits, told)
+        page.absorb(told, [on])
+
+
 def _slowed_by_saving(page: PageFindings) -> None:
     """A thread that saves a checkpoint holds Python's lock: the other launches slowly in just those steps."""
     given = page.given
@@ -471,4 +519,66 @@ def _beside_python(page: PageFindings) -> None:
             recipe="idle_summary",
             accounts=tuple(dict.fromkeys(account for member in members for account in member.accounts)),
         )
+    )
+
+
+def _blocked(page: PageFindings) -> None:
+    """A thread that neither runs nor is ready to run executes no Python, in whichever function it is."""
+    given = page.given
+    table = given.table("step_log_off_core")
+    counted = None if table is None else table.filter("counted")
+    if counted is None or counted.is_empty():
+        return
+    known = sum(ns for account, ns in given.accounts.items() if account.startswith(WAITING))
+    known += sum(ns for name, ns in names_of(page, OTHER_HOST) if stands_still(name))
+    blocked = int(counted["blocked"].sum()) // counted.height - known
+    waits = given.table("step_log_core_waits")
+    crowded = 0 if waits is None else waits.filter("counted").select(pl.col("core_wait").mean()).item() or 0
+    found = filter(None, (page.of(BY_NAME), page.of(UNEXPLAINED)))
+    for finding in sorted(found, key=lambda f: -f.size):
+        # A GPU may work while the thread is blocked: all the time that is not this finding's. On a CPU whose
+        # cores are crowded, an operator waits for its own threads as well.
+        hidden = crowded if given.on_host else given.mean_step - finding.size
+        if 2 * (blocked - hidden) < finding.size:
+            continue
+        stacks = f" {advice[0]}" if (advice := RECORD_STACKS.search(finding.next)) else ""
+        page.replace(
+            finding,
+            replace(
+                finding,
+                claim=RUNS.sub(r"is in \1", finding.claim),
+                evidence=(
+                    *finding.evidence,
+                    f"Linux counts {milliseconds(blocked)} per step in which the training thread is blocked",
+                ),
+                next=f"Find out what the training thread waits for: {BLOCKED_BY}.{stacks}",
+            ),
+        )
+        blocked -= finding.size
+
+
+def _collects_young_objects(page: PageFindings) -> None:
+    """Passes over the youngest objects are too short to be marked one by one: the step log adds them up."""
+    given = page.given
+    table = given.table("step_log_summary")
+    share = None if table is None else table["garbage_share"].mean()
+    found = [f for f in (page.of(UNEXPLAINED), page.of(BY_NAME)) if f is not None]
+    if not found or not isinstance(share, float) or not given.mean_step:
+        return
+    marked = given.accounts.get("idle.garbage_collection", 0) / given.mean_step
+    finding = max(found, key=lambda f: f.size)
+    if share < COLLECTS_FROM or share < 2 * marked or share * given.mean_step < COLLECTS_FROM * finding.size:
+        return
+    fact = (
+        f"Python collects garbage for {percent(share, 1)} of step time outside the recorded steps, most of "
+        "it in passes over young objects, too short to be marked"
+    )
+    fewer = "Make fewer objects per step that refer to each other, or raise `gc.set_threshold`."
+    page.replace(
+        finding,
+        replace(
+            finding,
+            evidence=(*finding.evidence, fact),
+            next=f"{fewer} {finding.next}",
+        ),
     )

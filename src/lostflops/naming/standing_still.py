@@ -1,18 +1,24 @@
-"""Rows in which a thread does nothing itself, by how they are called: it sleeps, or waits for another."""
+"""Rows in which a thread runs no code of the job, by how they are called: it sleeps, waits or is at files."""
 
 from __future__ import annotations
 
 import re
 
-SLEEPS, WAITS = "sleeps", "waits for another thread or process"
+SLEEPS, WAITS, FILES = "sleeps", "waits for another thread or process", "reads or writes files"
 _SLEEP = "time.sleep"
 # What a thread is in while another thread or process makes it wait.
 _BLOCKED = re.compile(
     r"^(?:_thread\.R?[Ll]ock\.acquire|_thread\.(?:lock|RLock)\.__enter__|_queue\.SimpleQueue\.get"
     r"|_multiprocessing\.SemLock\.(?:acquire|__enter__)|select\.(?:e?poll|kqueue)\.(?:poll|control)|select|poll"
+    r"|(?:\S*/)?zmq[./]\S*?(?:\.|\.py\(\d+\): )_?(?:recv\w*|poll|zmq_poll)"
+    r"|ray\S*\.CoreWorker\.(?:get|wait)\w*"
     r"|(?:_socket\.)?socket\.(?:recv\w*|accept)|(?:posix\.)?wait(?:pid|id|3|4)?"
     r"|(?:\S*/)?(?:threading|queue|selectors|subprocess|multiprocessing/\w+|concurrent/futures/\w+|asyncio/\w+)"
     r"\.py\(\d+\): (?:wait\w*|_?wait|acquire|join|get|result|select|_?poll|_recv\w*|recv\w*|__next__|next))$"
+)
+_AT_FILES = re.compile(
+    r"^(?:(?:posix|os)\.(?:fsync|fdatasync|sync|p?readv?|p?writev?|sendfile|open|close|l?stat|listdir|scandir|rename"
+    r"|replace|unlink|remove)|open|io\.open|_io\.(?:open|(?!BytesIO|StringIO)\w+\.(?:read\w*|write\w*|flush|close)))$"
 )
 _INSIDE = re.compile(r"^(?P<what>.+?) in \S+\(\d+\): .+$")
 # Calls that read, write, pack or hash, during which CPython lets other threads run.
@@ -20,15 +26,25 @@ _LETS_GO = re.compile(r"^(?:_io|posix|os|zlib|bz2|lzma|_socket|_ssl|_hashlib|fcn
 
 
 def stands_still(name: str) -> str | None:
-    """What a thread does in a row in which it does nothing itself, or None.
+    """What a thread does in a row in which it runs no code of the job, or None.
 
     >>> stands_still("time.sleep in train.py(3): step"), stands_still("_thread.lock.acquire")
     ('sleeps', 'waits for another thread or process')
+    >>> stands_still("os.fsync in train.py(3): log")
+    'reads or writes files'
     >>> stands_still("_pickle.Pickler.dump in train.py(3): step")
     """
     inside = _INSIDE.match(name)
     what = inside["what"] if inside else name
-    return SLEEPS if what == _SLEEP else WAITS if _BLOCKED.match(what) else None
+    return (
+        SLEEPS
+        if what == _SLEEP
+        else WAITS
+        if _BLOCKED.match(what)
+        else FILES
+        if _AT_FILES.match(what)
+        else None
+    )
 
 
 def lets_others_run(name: str) -> bool:

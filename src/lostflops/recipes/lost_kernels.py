@@ -20,7 +20,7 @@ def launching(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl
     """The calls that launch a kernel: rank, start, and whether it was recorded (`ran`).
 
     What was called after the last call that has a kernel was still queued when the recording ended. What is
-    captured into a graph does not run.
+    captured into a graph does not run. Kernels that name no call are those of as many calls without one.
     """
     nothing = pl.DataFrame(schema={"rank": pl.Int32, "start": pl.Int64, "ran": pl.Boolean})
     if launches is None or kernels is None:
@@ -36,7 +36,11 @@ def launching(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl
     if calls.is_empty() or ran.is_empty():
         return nothing
     rows = calls.join(ran, on=["rank", "correlation"], how="left")
-    rows = rows.with_columns(pl.col("ran").fill_null(False))
+    unnamed = kernels.filter(pl.col("correlation").is_null()).group_by("rank").agg(_unnamed=pl.len())
+    missed = pl.col("ran").is_null().cum_sum().over("rank", order_by="start")
+    rows = rows.join(unnamed.collect(), on="rank", how="left").with_columns(
+        ran=pl.coalesce("ran", missed <= pl.col("_unnamed"), pl.lit(False))
+    )
     last = rows.filter("ran").group_by("rank").agg(_last=pl.col("start").max())
     rows = rows.join(last, on="rank").filter(pl.col("start") <= pl.col("_last"))
     if not rows["ran"].all():

@@ -186,7 +186,13 @@ def _refused(job: RecordedJob, steps: StepPoints, error: float, rank: int, path:
                 "record the CPU's side too (`activities=[CPU, CUDA]`)"
             )
     if (lost := _lost_launches(operations, device)) > LEAST:
-        return f"{whole_percent(lost)} of the kernel launches have no kernel: GPU work was not recorded"
+        launches = f"{whole_percent(lost)} of the kernel launches"
+        if 2 * (unlaunched := _without_launch(job)) >= lost:
+            return (
+                f"{launches} have no kernel that names them, and {whole_percent(unlaunched)} of the GPU work "
+                "names no launch"
+            )
+        return f"{launches} have no kernel: GPU work was not recorded"
     if error > LEAST:
         return (
             "without what no rule explains, the replay misses the recorded steps of "

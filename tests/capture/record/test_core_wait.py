@@ -100,11 +100,15 @@ def test_sleeping_is_no_waiting_and_another_threads_count_is_its_own() -> None:
     time.sleep(0.2)
     slept = wait.since_last()
     assert slept is not None and slept < 0.1e9
+    assert wait.ran is not None and wait.ran < 0.1e9
+    used = spin(0.1)
+    wait.since_last()
+    assert wait.ran == pytest.approx(1e9 * used, abs=0.02e9)
     other: list[int | None] = []
     thread = threading.Thread(target=lambda: other.append(wait.since_last()))
     thread.start()
     thread.join()
-    assert other == [None], "the first count of a thread has nothing before it"
+    assert (other, wait.ran) == ([None], None), "the first count of a thread has nothing before it"
 
 
 def test_a_system_that_does_not_count_it_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

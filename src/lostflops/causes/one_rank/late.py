@@ -128,5 +128,5 @@ def _mainly(late: Late) -> str:
 def more_of(account: str) -> str:
     """What a rank has more of than the others, after its amount."""
     if account == "compute":
-        return "more of computing"
+        return "more computing"
     return ACCOUNTS[account].spent or f"of {ACCOUNTS[account].label}"

@@ -91,13 +91,17 @@ class StepLine(msgspec.Struct):
     checkpoint: Time | None = None
     gc: Time | None = None
     core_wait: Time | None = None
+    on_core: Time | None = None
     # What the job told, in the step's own line or in one of its own, whose step is `of`. JSON has no number
     # that is not finite.
     of: Time | None = None
     loss: float | Literal["nan", "inf", "-inf"] | None = None
     tokens: Many | None = None
     samples: Many | None = None
-    # The most so far.
+    # Now and then what is held, and the most so far.
+    resident: Time | None = None
+    allocated: Time | None = None
+    reserved: Time | None = None
     peak_resident: Time | None = None
     peak_allocated: Time | None = None
     peak_reserved: Time | None = None
@@ -108,8 +112,9 @@ class StepLine(msgspec.Struct):
 
 
 TOLD = ("loss", "tokens", "samples")
+HELD = ("resident", "allocated", "reserved")
 PEAKS = ("peak_resident", "peak_allocated", "peak_reserved")
-PARTS = ("own", "optimizer", "data", "checkpoint", "gc", "core_wait")
+PARTS = ("own", "optimizer", "data", "checkpoint", "gc", "core_wait", "on_core")
 FAILURE = msgspec.json.Decoder(FailedRank)
 COMMAND = msgspec.json.Decoder(JobLine)
 Entry = TypeVar("Entry")
@@ -324,10 +329,13 @@ def _frame(who: Who, lines: Sequence[StepLine]) -> pl.DataFrame:
                 "rank": [who.rank] * len(lines),
                 "world_size": [who.world] * len(lines),
                 **{name: columns[name] for name in ("step", "duration", "own", "micro_steps")},
-                **{name: columns[name] for name in ("optimizer", "data", "checkpoint", "core_wait")},
+                **{
+                    name: columns[name]
+                    for name in ("optimizer", "data", "checkpoint", "core_wait", "on_core")
+                },
                 "garbage": columns["gc"],
                 "loss": [_finite(loss) for loss in columns["loss"]],
-                **{name: columns[name] for name in ("tokens", "samples")},
+                **{name: columns[name] for name in ("tokens", "samples", *HELD)},
                 "recorded": [bool(window) for window in columns["window"]],
             },
             schema=STEP_LOG.schema,

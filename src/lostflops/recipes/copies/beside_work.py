@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from lostflops import intervals
+from lostflops.recipes.accounting import LONG
 from lostflops.recipes.steps.totals import nothing_elsewhere
 
 NOTHING = ("copies", "bytes", "time", "hidden", "exposed", "copies_in_steps", "bytes_in_steps", "held",
@@ -29,10 +30,16 @@ def summed(copies: pl.LazyFrame, activity: pl.LazyFrame, kinds: Sequence[str]) -
     alone = (pl.col("compute") == 0) & (pl.col("communication") == 0)
     inside, idle = pl.col("in_step") > 0, alone & (pl.col("copies") == 0)
     begin, end = pl.col("launch_start"), pl.col("launch_end")
+    # A copy that starts so long after its call waits for other work, recorded or not.
+    reaches = pl.max_horizontal(end, "start")
     ran = {"hidden": ~alone, "exposed": alone, "hidden_in_steps": ~alone & inside, "in_steps": alone & inside}
     spans = (
         (pl.col("start"), pl.col("end"), ran),
-        (begin, pl.max_horizontal(end, "start"), {"idle_in_calls": idle & inside}),
+        (
+            begin,
+            pl.when(pl.col("start") - end < LONG).then(reaches).otherwise(end),
+            {"idle_in_calls": idle & inside},
+        ),
         (begin, end, {"_busy": ~idle & inside}),
         # In its own call a copy is exposed, not other work.
         (pl.max_horizontal(begin, "start"), pl.min_horizontal(end, "end"), {"_own": alone & inside}),

@@ -62,6 +62,17 @@ def costliest(rows: pl.DataFrame) -> str:
     return by.sort("in_steps", "direction").row(-1)[0]
 
 
+def pinning_helps(rows: pl.DataFrame, direction: str) -> bool:
+    """Whether copies of a direction touch the host's memory, and may make the host wait for it.
+
+    A pinned batch does where it is copied without `non_blocking=True`; a pinned result is there when it is.
+    """
+    memory = rows.filter(pl.col("direction") == direction)["host_memory"].cast(pl.String)
+    return direction == "host to device" or (
+        direction == "device to host" and bool((memory != "pinned").any())
+    )
+
+
 def gain(rows: pl.DataFrame, table: pl.DataFrame) -> _Gain:
     """What these copies cost now, and at most, which only recorded launches tell."""
     now = _now(rows, num_ranks(table))

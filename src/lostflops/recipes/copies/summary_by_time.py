@@ -13,7 +13,7 @@ from lostflops.recipes.steps.totals import added_up, mean_share, num_ranks, per_
 from lostflops.tables import Copies
 
 from .beside_work import on_every_rank, summed, with_bound
-from .cost import ADVICE, PINNING, cost, costliest, facts, gain, held, hidden_by_nothing
+from .cost import ADVICE, PINNING, cost, costliest, facts, gain, held, hidden_by_nothing, pinning_helps
 
 # Share of the step from which exposed copies are worth a finding (TraceLens: 5 % in one direction).
 WORTH_SAYING = 0.05
@@ -44,7 +44,8 @@ PAGEABLE_WORTH_SAYING = 0.01
         "step_share": Share("share of the rank's step time in which these copies are exposed"),
         "idle_in_calls": Time(
             "time inside steps in which the device does nothing from the start of a launching call to "
-            "its end, or to the copy's start if later; null where a launch was not recorded"
+            "its end, or to the copy's start if that is less than 1 ms later; null where a launch was not "
+            "recorded"
         ),
         "idle_share": Share("idle_in_calls / step time"),
         "idle_per_step": Time("idle_in_calls per step"),
@@ -226,6 +227,7 @@ def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
             claim=f"Copies that nothing hides cost {cost(table)}, most of it {most}.",
             evidence=(hidden_by_nothing(table), *facts(table), *held(table), *added_up(table)),
             next=ADVICE.get(most, "Overlap the copies with kernels on a second stream, or avoid them."),
+            remedies=None if pinning_helps(table, most) else (),
             shared=True,
             accounts=("copy",),
             **gain(table, table),

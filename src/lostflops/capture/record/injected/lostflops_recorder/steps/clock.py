@@ -116,7 +116,8 @@ class Clock:
         took = None if self.started is None else ended - self.started
         duration = "null" if took is None else str(took)
         waited = self._core_wait.since_last()
-        core = "" if waited is None or took is None else f'"core_wait":{waited},'
+        ran = self._core_wait.ran
+        core = "" if waited is None or took is None else f'"core_wait":{waited},"on_core":{ran},'
         self.log.step(
             self.step,
             ended,

@@ -1,4 +1,4 @@
-"""How long the training thread was ready to run and had no processor core, in Linux's own count."""
+"""How long the training thread ran, and was ready to run and had no processor core, as Linux counts it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,24 @@ class CoreWait:
 
     def __init__(self) -> None:
         self._thread = self._file = -1
-        self._before: int | None = None
+        self._before: tuple[int, int] | None = None
+        self.ran: int | None = None  # ns on a core between the last two calls of `since_last`
 
     def since_last(self) -> int | None:
-        """Nanoseconds since the last call; None where Linux does not count or another thread calls."""
+        """Nanoseconds without a core since the last call.
+
+        None where Linux does not count them, and where another thread calls.
+        """
         thread, before = threading.get_ident(), self._before
         if thread != self._thread:
             self._open(thread)
             before = None
         self._before = self._read()
-        return None if before is None or self._before is None else max(self._before - before, 0)
+        if before is None or self._before is None:
+            self.ran = None
+            return None
+        self.ran, waited = (max(now - then, 0) for now, then in zip(self._before, before, strict=True))
+        return waited
 
     def _open(self, thread: int) -> None:
         if self._file >= 0:
@@ -34,10 +42,11 @@ class CoreWait:
         except OSError:
             pass
 
-    def _read(self) -> int | None:
+    def _read(self) -> tuple[int, int] | None:
         if self._file < 0:
             return None
         try:
-            return int(os.pread(self._file, 64, 0).split()[1])
-        except (OSError, ValueError, IndexError):
+            ran, waited = os.pread(self._file, 64, 0).split()[:2]
+            return int(ran), int(waited)
+        except (OSError, ValueError):
             return None
