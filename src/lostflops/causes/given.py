@@ -45,6 +45,8 @@ WAITED = pl.Schema(
 SAVING = pl.Schema({"rank": pl.Int32, "step": pl.Int64, "ns": pl.Int64, "name": pl.String})
 ASKED = pl.Schema({"rank": pl.Int32, "flops": pl.Float64})
 PURPOSES, TOTAL = pl.Schema({"purpose": pl.String, "ns": pl.Int64}), pl.Schema({"ns": pl.Int64})
+SCHEDULE = pl.Schema({"schedule": pl.String})
+INTERLEAVED, ZERO_BUBBLE = "interleaved", "zb"
 CHECKPOINT = "idle.checkpoint_logging"
 OTHER_HOST = "idle.other_host_work"
 BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
@@ -122,6 +124,7 @@ class Given:
     advice: Callable[[str, str], str] = _plain
     left: Callable[[Sequence[str]], tuple[str, ...]] = _none
     gpus: Mapping[int, str] = field(default_factory=dict[int, str])  # of each rank, as its driver names it
+    schedule: str = ""  # of the pipeline, as the recipe `pipeline_passes` names it; empty where not known
     units: frozenset[str] | None = None  # precisions of the GPU's matrix units; None where not known
 
     def named(self, finding: str) -> tuple[str, ...]:
@@ -274,6 +277,9 @@ def gather(
         else 0,
         clocks_apart=_clocks_apart(trace) if many else 0,
         gpus=_gpus(trace) if many else {},
+        schedule="".join(folded("schedule", SCHEDULE, lambda: _schedule(session))["schedule"])
+        if many
+        else "",
         data_parallel=in_one_process(trace),
         on_host=on_host,
         missing_ranks=missing,
@@ -363,6 +369,17 @@ def _waited(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
         return WAITED.to_frame()
     here = waits.join(counted, on=["rank", "step"], how="semi")
     return here.select(pl.col(c).cast(t) for c, t in WAITED.items())
+
+
+def _schedule(session: Session) -> pl.DataFrame:
+    """The pipeline's schedule, as far as its passes tell."""
+    passes = _table(session, "pipeline_passes")
+    if passes is None or passes.is_empty():
+        return SCHEDULE.to_frame()
+    named, untold = passes["schedule"].first(), passes["untold"].first()
+    # Of passes in no known order, those for the weights alone tell, where all stages go through as many.
+    apart = untold is None and bool(passes["kind"].eq("W").any())
+    return pl.DataFrame({"schedule": [ZERO_BUBBLE if apart else str(named)]}, schema=SCHEDULE)
 
 
 def _held_back(session: Session, counted: pl.DataFrame) -> int:

@@ -52,8 +52,8 @@ from .one_rank.advised import FINDING_OF, UNEVEN, advised, cheaper_there, for_on
 from .one_rank.held_up import away
 from .one_rank.late import Late, also, more_of, says
 from .page_findings import PageFindings
-from .purposes import main_purpose
-from .stages import BUBBLE, WAITS_FROM, join_stages, slowest_stage
+from .purposes import STAGES, main_purpose
+from .stages import BUBBLE, SCHEDULED, WAITS_FROM, join_stages, slowest_stage
 from .waited_for import dearer, join_waited_for, pauses_elsewhere
 
 ARRIVES = "rank-arrives-last"
@@ -363,8 +363,12 @@ def asks_for(finding: Finding, given: Given) -> str:
     """The name that remedies know a finding by."""
     if finding.name == BUBBLE and finding.rank is not None:
         return "slow-device" if device_is_slow(finding.rank, given) else "uneven-stages"
+    purpose = main_purpose(given.purposes) if finding.name == EXPOSED else ""
+    if finding.name == BUBBLE or purpose == STAGES:
+        scheduled = SCHEDULED.get(given.schedule)
+        return scheduled[0] if scheduled else f"{EXPOSED}-{purpose}" if purpose else BUBBLE
     if finding.name == EXPOSED:
-        return f"{EXPOSED}-{purpose}" if (purpose := main_purpose(given.purposes)) else EXPOSED
+        return f"{EXPOSED}-{purpose}" if purpose else EXPOSED
     return finding.name
 
 
