@@ -38,18 +38,13 @@ from .lateness import (
     turns,
 )
 from .longer_compute import (
-    ADVICE,
-    IF_EXPERTS,
     device_is_slow,
-    has_experts,
     launches_as_many,
-    of_experts,
     slow_device,
     slower_compute,
 )
-from .names import LOGGED, called, listed, made_of, on_ranks, saved_or_logged
-from .one_rank.advised import FINDING_OF, UNEVEN, advised, cheaper_there, for_one, key_of, label, remedy_of
-from .one_rank.held_up import away
+from .names import called, listed, made_of
+from .one_rank.advised import FINDING_OF, UNEVEN, Advice, evener, for_one, key_of, label, remedy_of
 from .one_rank.late import Late, also, more_of, says
 from .page_findings import PageFindings
 from .purposes import STAGES, main_purpose
@@ -61,12 +56,6 @@ WAITS = "communication-waits"
 SLOW_LINK = "slow-link"
 PAGEABLE = "copies-pageable"
 MUCH = 0.1  # by how much a rank may copy more than another that does as much
-LAUNCHING = "idle.launch_bound"
-SAVING = "idle.checkpoint_logging"
-SLOW_HOST = (
-    "Find out why its CPU is slower, for it launches no more than the others: other processes on its cores "
-    "(`top`), a core per process (`torchrun --numa-binding=node`), the clock (`cpupower frequency-info`)."
-)
 CLOCKS = "gpu-clocks-held-down"
 OWN_WORK = (
     "In those steps it does what the others do not, such as an evaluation: share that among all ranks, do it "
@@ -172,28 +161,16 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     members += [clocks] if clocks and f"rank {late.rank} " in clocks.claim else []
     for member in members:
         page.drop(member)
-    logged = late.excess.saved_or_logged == LOGGED
-    own = given.own_remedy(late.cause)
-    remedy, named = advised(page, late.cause, device_slow, logged)
-    if shared and of_experts(late.rank, given):
-        remedy, named = ADVICE, ()
+    told = for_one(page, late.rank, late.cause, late.excess)
     if alone:
-        remedy, named = OWN_WORK, ()
-    parts = late.excess.parts
-    if late.cause == OTHER_HOST and not own and parts and 2 * parts[0][1] >= late.excess.main:
-        remedy = cheaper_there(parts[0][0])
-    if late.cause == LAUNCHING and launches_as_many(late.rank, given):
-        remedy, named = SLOW_HOST, ()
-    if late.excess.thread and late.cause == OTHER_HOST:
-        remedy, named = away(late.excess.thread.name), ()
+        told = Advice(OWN_WORK, (), evened=True)
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
         page.drop(copying)  # no other rank has them
-        members, remedy, named = [*members, copying], copying.next, given.named(PAGEABLE)
+        members, told = [*members, copying], Advice(copying.next, given.named(PAGEABLE))
     beside = list(_beside(page, late))
-    there = remedy if uneven and remedy != slow_device(given) else on_ranks(f"rank {late.rank}", remedy)
     parts = () if late.excess.thread and late.cause == OTHER_HOST else late.excess.parts
-    told = made_of(
+    found = made_of(
         Finding(
             name=ARRIVES,
             claim=_claim(page, late),
@@ -201,17 +178,19 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             ns_per_step=max(late.at_most, shared_at_most(given)) if shared else late.at_most,
             cost_per_step=late.ns,
             evidence=(*chain(late, given), *(c.claim.rstrip(".") for c in members if c in (clocks, copying))),
-            next=" ".join((there, *(each.next for each in beside))),
+            next=" ".join((told.on(f"rank {late.rank}"), *(each.next for each in beside))),
             recipe="communication_imbalance",
             doubt=" ".join(_doubts(page, late, waits)),
             accounts=(late.cause, "communication.wait", *(each.account for each in beside)),
             rank=late.rank,
-            remedies=tuple(dict.fromkeys((*named, *(name for each in beside for name in each.remedies)))),
+            remedies=tuple(
+                dict.fromkeys((*told.remedies, *(name for each in beside for name in each.remedies)))
+            ),
             edit=EVEN_WORK if shared and not beside else "",
         ),
         (*parts, *(part for each in beside for part in each.parts)),
     )
-    page.put(told)
+    page.put(found)
 
 
 @dataclass(frozen=True)
@@ -231,17 +210,10 @@ def _beside(page: PageFindings, late: Late) -> Iterator[_Beside]:
         same = page.about(account)
         if same is not None and same.size * max(2, len(given.steps)) <= 2 * excess.by_account[account]:
             page.drop(same)
-        names = names_beyond(given, late.rank, account, bool(excess.waits))
-        parts = spoken_parts(names)
-        slow = account == "compute" and device_is_slow(late.rank, given)
-        logged = account == SAVING and saved_or_logged(names) == LOGGED
-        remedy, named = advised(page, account, slow, logged)
-        if account == OTHER_HOST and excess.thread:
-            remedy, named, parts = away(excess.thread.name), (), ()
-        elif account == OTHER_HOST and parts and 2 * parts[0][1] >= excess.by_account[account]:
-            remedy = cheaper_there(parts[0][0])
-        evened = account == "compute" and not slow and not given.on_host
-        yield _Beside(account, remedy if evened else on_ranks(f"rank {late.rank}, too", remedy), named, parts)
+        told = for_one(page, late.rank, account, excess)
+        apart = account == OTHER_HOST and excess.thread  # a thread of its own is named, not what it holds up
+        parts = () if apart else spoken_parts(names_beyond(given, late.rank, account, bool(excess.waits)))
+        yield _Beside(account, told.on(f"rank {late.rank}, too"), told.remedies, parts)
 
 
 def _most_of_all(page: PageFindings, late: Late, waited: int) -> int:
@@ -405,8 +377,8 @@ def _in_turn(
     said = label(found.account)
     mostly = said if found.share >= MAIN_SHARE else "no one account"
     key = FINDING_OF.get(found.account, UNEVEN)
-    experts = found.account == "compute" and has_experts(given)
-    evener = (
+    evened = evener(page, found.ranks[0]) if found.account == "compute" and not has_stages(given) else None
+    general = (
         "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
         "experts or stages of one cost. A faster network would not help."
     )
@@ -417,8 +389,8 @@ def _in_turn(
         at_most=like_the_least_at_most(given),
         claim=f"Ranks wait {page.share(waited)} for each other: {who}, mostly by {mostly}.",
         evidence=(evidence,),
-        remedy=given.advice(key, evener) + (f" {IF_EXPERTS}" if experts else ""),
-        named=given.named(key),
+        remedy=evened.text if evened else given.advice(key, general),
+        named=evened.remedies if evened else given.named(key),
         account=found.account,
     )
     if given.missing_ranks and waits is None:
@@ -453,7 +425,7 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
     many = called([rank for rank, _, _ in rest])
     each = f"for each other: {many} are late in turn, {causes}"
     alone = f"for {many}: it is late in its turn, mostly by {label(rest[0][1])}"
-    advice, named = zip(*(for_one(page, rank, account) for rank, account, _ in rest), strict=True)
+    advice = [(rank, for_one(page, rank, account)) for rank, account, _ in rest]
     page.put(
         _waiting(
             for_them,
@@ -461,8 +433,8 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
             at_most=like_the_least_at_most(given),
             claim=f"Ranks wait {page.share(for_them)} {alone if len(rest) == 1 else each}.",
             evidence=(),
-            remedy=" ".join(advice),
-            named=tuple(dict.fromkeys(name for some in named for name in some)),
+            remedy=" ".join(told.on(f"rank {rank}") for rank, told in advice),
+            named=tuple(dict.fromkeys(name for _, told in advice for name in told.remedies)),
             account=rest[0][1],
         )
     )
@@ -505,6 +477,8 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         does = f"have {milliseconds(group.main)} more {account.spent or account.label} than the others"
     slow = bool(slower and slower[1])
     remedy, key = remedy_of(page, group.account, slow), key_of(group.account, slow)
+    evened = evener(page, group.ranks[0]) if slower and not slow and not has_stages(given) else None
+    told_to = evened or Advice(remedy, given.named(key), key == UNEVEN and group.account == "compute")
     bound = like_others_at_most(given, *group.ranks)
     others = _by_the_others(given, group, waited)
     told = _waiting(
@@ -513,8 +487,8 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         at_most=bound,
         claim=f"The others wait {page.share(others)} for {group.called}, which {does} in nearly every step.",
         evidence=(),
-        remedy=remedy if key == UNEVEN and group.account == "compute" else on_ranks(group.called, remedy),
-        named=given.named(key),
+        remedy=told_to.on(group.called),
+        named=told_to.remedies,
         account=group.account,
     )
     if slower is None:
@@ -542,7 +516,9 @@ def _together_apart(page: PageFindings, group: LateTogether, waited: int, waits:
         if member is not None and ns >= NEARLY_ALL * member.size * len(given.steps):
             page.drop(member)
     told = [f"rank {rank} has {milliseconds(ns)} {more_of(account)}" for rank, account, ns in group.apart]
-    remedies = [for_one(page, rank, account)[0] for rank, account, _ in group.apart[:MOST_ADVISED]]
+    remedies = [
+        for_one(page, rank, account).on(f"rank {rank}") for rank, account, _ in group.apart[:MOST_ADVISED]
+    ]
     others = _by_the_others(given, group, waited)
     found = _waiting(
         others,

@@ -221,9 +221,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
         answers=tuple(sorted(answers, key=lambda a: (a.recipe.name != "step_ledger", a.recipe.name))),
         findings=found if not run.is_whole else tuple(map(_of_the_whole, found)),
         skipped=tuple(skipped),
-        quality=tuple(
-            sorted((q for q in trace.manifest.quality if q.name != OF_OTHER_TIMES), key=_gravity)
-        ),
+        quality=tuple(sorted((q for q in trace.manifest.quality if q.name != OF_OTHER_TIMES), key=_gravity)),
         is_apart=bool(apart),
         source_names=tuple(source.name for source in trace.manifest.sources),
         pipeline=pipeline(by_name, _passes(session, by_name)),

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import polars as pl
 
-from lostflops.intervals.matching import CONTRADICT, DIFFER, NOBODY_ELSE, PAIR
 from lostflops.causes.names import called
+from lostflops.intervals.matching import CONTRADICT, DIFFER, NOBODY_ELSE, PAIR
 from lostflops.store.trace import Quality, Trace
 
 OF_OTHER_TIMES = "recordings of different times"
@@ -44,12 +44,12 @@ def of_other_runs(trace: Trace, matches: pl.DataFrame) -> Iterator[str]:
         return
     alone = each.filter(pl.col("alone") == pl.col("len"))["rank"].to_list()
     if alone and len(alone) < each.height:
-        who = called(alone)
+        who, many = called(alone), len(alone) > 1
         yield (
             f"{who[0].upper()}{who[1:]} took part in no operation that the other ranks of "
-            f"{'their' if len(alone) > 1 else 'its'} groups recorded: "
-            f"{'these files are' if len(alone) > 1 else 'this file is'} of other steps or of another run. How "
-            "long ranks wait for each other is not known."
+            f"{'their' if many else 'its'} groups recorded: "
+            f"{'these files are' if many else 'this file is'} of other steps or of another run. "
+            "How long ranks wait for each other is not known."
         )
     elif alone:
         yield (
