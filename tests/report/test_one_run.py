@@ -1,4 +1,4 @@
-"""Files of several runs, or of several times, are no one job: it is said, and nobody is told that all is well."""
+"""Files of several runs, or of several times, are no one job: it is said, and not that all is well."""
 
 from __future__ import annotations
 

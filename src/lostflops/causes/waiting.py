@@ -14,7 +14,7 @@ from lostflops.recipes.communication.split import ALL_HERE
 
 from .between_ranks.exposed import EXPOSED, WAITING_TOLD, exposed_communication
 from .between_ranks.few_ranks import late_among_few, waited_in_turn
-from .given import OTHER_HOST, Given, has_stages
+from .given import COMMUNICATION, OTHER_HOST, Given, has_stages
 from .host import PER_STEP
 from .lateness import (
     LateTogether,
@@ -60,6 +60,10 @@ CLOCKS = "gpu-clocks-held-down"
 OWN_WORK = (
     "In those steps it does what the others do not, such as an evaluation: share that among all ranks, do it "
     "less often, or in a job of its own."
+)
+EVENER = (
+    "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
+    "experts or stages of one cost. A faster network would not help."
 )
 LATER_STILL = "Ranks of the job that were not recorded may be later still."
 EVEN_WORK = "even-work"  # the edit: ranks that have more to do than others have it in turn
@@ -129,6 +133,8 @@ def join_waiting(page: PageFindings) -> None:
     moving, left = moving - max(0, told - left), max(0, left - told)
     if page.reaches(left, WAITS_FROM):
         left -= _in_turn(page, left, waits, even=by_work)
+    if page.reaches(left, WAITS_FROM):
+        left -= _within_steps(page, left, waits)
     if left > moving and waits is not None and page.reaches(left, WAITS_FROM):
         page.put(_unexplained(page, waits, left))
         left = 0
@@ -378,10 +384,6 @@ def _in_turn(
     mostly = said if found.share >= MAIN_SHARE else "no one account"
     key = FINDING_OF.get(found.account, UNEVEN)
     evened = evener(page, found.ranks[0]) if found.account == "compute" and not has_stages(given) else None
-    general = (
-        "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
-        "experts or stages of one cost. A faster network would not help."
-    )
     evidence = f"what the last rank of a step does beyond the others: {percent(found.share, 1)} {said}"
     told = _waiting(
         waited,
@@ -389,7 +391,7 @@ def _in_turn(
         at_most=like_the_least_at_most(given),
         claim=f"Ranks wait {page.share(waited)} for each other: {who}, mostly by {mostly}.",
         evidence=(evidence,),
-        remedy=evened.text if evened else given.advice(key, general),
+        remedy=evened.text if evened else given.advice(key, EVENER),
         named=evened.remedies if evened else given.named(key),
         account=found.account,
     )
@@ -442,7 +444,8 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
 
 def _uneven(found: Finding, rank: int, why: str, given: Given) -> Finding:
     """Waiting for ranks that have more to do: what sharing the work evenly gains, at most and by replay."""
-    steps = replayed_even(given)
+    # What the others do not run at all is not shared by the replay that predicts.
+    steps = replayed_even(given) if launches_as_many(rank, given) else None
     replayed = (in_words(steps),) if steps else ()
     return replace(
         found,
@@ -534,6 +537,33 @@ def _together_apart(page: PageFindings, group: LateTogether, waited: int, waits:
     page.put(replace(found, edit=f"even-ranks:{'+'.join(map(str, group.ranks))}"))
 
 
+def _within_steps(page: PageFindings, waited: int, waits: Finding | None) -> int:
+    """Another rank computes longest before each operation, and all as long in a step: how much of `waited`
+    that explains, ns."""
+    given = page.given
+    on = given.waited.filter(pl.col("on") != pl.col("rank"), ~pl.col("account").is_in(COMMUNICATION))
+    by_rank = on.filter(account="compute").group_by("on").agg(pl.col("time").sum())
+    computing = int(by_rank["time"].sum()) // max(1, given.num_steps)
+    ranks = tuple(by_rank.filter(len(by_rank) * pl.col("time") >= pl.col("time").sum() / 2)["on"].sort())
+    if has_stages(given) or len(ranks) < 2 or computing < EXPLAINED * waited:
+        return 0
+    told = evener(page, ranks[0])
+    page.put(
+        _waiting(
+            waited,
+            waits,
+            at_most=given.first_waits,
+            claim=f"Ranks wait {page.share(waited)} for each other: {called(ranks)} take turns within a step "
+            "to compute longest before an operation.",
+            evidence=("in a whole step none of them has much more to do than the others",),
+            remedy=told.text if told else given.advice(UNEVEN, EVENER),
+            named=told.remedies if told else given.named(UNEVEN),
+            account="compute",
+        )
+    )
+    return waited
+
+
 def _waiting(
     waited: int,
     waits: Finding | None,
@@ -562,10 +592,12 @@ def _waiting(
 
 
 def _unexplained(page: PageFindings, waits: Finding, left: int) -> Finding:
+    given = page.given
     return replace(
         waits,
         claim=f"Ranks wait {page.share(left)} for each other; none of them is late as a rule.",
         cost_per_step=left,
+        ns_per_step=max(waits.ns_per_step, given.first_waits),
         accounts=("communication.wait",),
         doubt=" ".join(filter(None, (waits.doubt, "The ranks' own work does not explain the waiting."))),
     )
