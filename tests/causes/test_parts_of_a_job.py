@@ -31,6 +31,17 @@ def test_a_rank_is_late_for_those_it_meets_and_for_no_others(tmp_path: Path) -> 
     assert "computes 20.0 ms longer" in first.claim
 
 
+def in_steps_of(many: int, job: Job) -> dict[str, list[dict[str, Any]]]:
+    """The rows of the job with so many of its steps taken for one."""
+    of_rank = {(row["rank"], row["step"]): row for row in job.tables["steps"]}
+    steps = [
+        row | {"end": of_rank[rank, step + many - 1]["end"], "step": step // many}
+        for (rank, step), row in of_rank.items()
+        if step % many == 0
+    ]
+    return {**job.tables, "steps": steps}
+
+
 def moving(longest: int) -> dict[str, list[dict[str, Any]]]:
     """Four operations a step, before each of which another rank computes longest; each rank in its turn."""
     job = Job(transfer=0.5)
@@ -42,13 +53,7 @@ def moving(longest: int) -> dict[str, list[dict[str, Any]]]:
         for turn in range(16)
     ]
     job.run(turns)
-    whole = [rows for rows in job.tables["steps"] if rows["step"] % 4 == 0]
-    for row in whole:
-        last = next(
-            r for r in job.tables["steps"] if r["rank"] == row["rank"] and r["step"] == row["step"] + 3
-        )
-        row |= {"end": last["end"], "step": row["step"] // 4}
-    return {**job.tables, "steps": whole}
+    return in_steps_of(4, job)
 
 
 def test_lateness_that_moves_within_a_step_is_told_with_a_bound_that_holds(tmp_path: Path) -> None:
@@ -77,3 +82,25 @@ def test_more_kernels_are_no_longer_sequences(tmp_path: Path) -> None:
     assert first.rank == 2 and "1.5 times as many kernels" in " ".join(first.evidence)
     assert "as many micro-batches" in first.next and "length" not in first.next
     assert first.remedies == ()
+
+
+def test_ranks_late_at_places_of_their_own_are_both_named(tmp_path: Path) -> None:
+    """Rank 6 loads before one operation, rank 2 computes longer before the next: both lengthen the step."""
+    job = Job(transfer=0.5)
+    loads = [Work(loads=40 if rank == 6 else 0) for rank in range(8)]
+    computes = [Work(computes=70 if rank == 2 else 40) for rank in range(8)]
+    job.run([loads, computes] * 4)
+    loading, computing = lostflops.why(made(tmp_path, in_steps_of(2, job))).findings
+    assert loading.rank == 6 and "the others wait 40.0 ms for it" in loading.claim
+    assert "for others: 26.2 ms for rank 2, which computes 30.0 ms longer than the others" in computing.claim
+    assert computing.next.startswith("On rank 2: look at GPU clocks") and computing.edit == "even-ranks:2"
+    assert computing.ns_per_step >= 30 * MS
+
+
+def test_the_rank_that_is_late_next_is_named(tmp_path: Path) -> None:
+    job = Job()
+    job.run([[Work(computes={5: 88, 2: 68}.get(rank, 40)) for rank in range(8)]] * 4)
+    first = first_of(tmp_path, job.tables)
+    assert first.rank == 5 and first.size == 20 * MS
+    assert "rank 2 is next: it computes 28.0 ms longer than the others" in first.evidence
+    assert first.next.endswith("The same on rank 2.")

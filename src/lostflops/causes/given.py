@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from statistics import median
 
 import polars as pl
 
@@ -180,14 +181,25 @@ class Given:
     def waited_for(self, rank: int) -> int:
         """What ranks wait for this one in the end, of a mean step and rank, ns.
 
-        Who waits for it comes as much later to its other groups, where further ranks wait for that one.
+        Who waits for it comes as much later to its other groups, where further ranks wait for that one: if
+        that one has no more of its own to do than the others.
         """
         own = self.waited.filter(~pl.col("account").is_in(COMMUNICATION), pl.col("rank") != rank)
         sums = own.group_by("rank", "on").agg(pl.col("time").sum())
         waits = {(by, on): ns for by, on, ns in sums.iter_rows()}
         late = {by: ns for (by, on), ns in waits.items() if on == rank}
-        passed_on = (min(ns, late.get(on, 0)) for (_, on), ns in waits.items() if on != rank)
+        busy = {on: self._more_of_its_own(on) * self.steps.get(on, 1) for on in late}
+        passed_on = (
+            max(0, min(ns, late[on]) - busy[on]) for (_, on), ns in waits.items() if on != rank and on in late
+        )
         return (sum(late.values()) + sum(passed_on)) // max(1, self.num_steps)
+
+    def _more_of_its_own(self, rank: int) -> int:
+        """What a mean step of the rank holds beyond the median of the others, communication apart, ns."""
+        own = self.ledger.filter(~pl.col("account").is_in(COMMUNICATION)).group_by("rank")
+        spent = {at: ns / self.steps[at] for at, ns in own.agg(pl.col("ns").sum()).iter_rows()}
+        others = [ns for at, ns in spent.items() if at != rank]
+        return max(0, round(spent.get(rank, 0.0) - median(others))) if others else 0
 
     @cached_property
     def longest_wait(self) -> int:

@@ -464,6 +464,15 @@ def takes_turns(late: Late, given: Given) -> bool:
     return bool(2 * (whole - mine) >= mine)
 
 
+def next_late(late: Late, given: Given) -> Excess | None:
+    """The rank that the others wait for once this one is as they are, where that is why little is gained."""
+    if late.ns >= FIRST_ALONE * late.excess.ns or has_stages(given):
+        return None
+    found = [_excess(given, rank) for rank in sorted(given.meet(late.rank) - {late.rank})]
+    most = max((each for each in found if each), key=lambda each: each.ns, default=None)
+    return most if most and 2 * most.ns >= late.excess.ns - late.ns else None
+
+
 def late_when(late: Late, given: Given) -> str:
     """In which of the steps the rank is late, where it is so since one, up to one or in some; else empty."""
     ordered = _beyond_by_step(late.rank, given).sort("step")

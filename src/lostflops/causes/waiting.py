@@ -17,6 +17,7 @@ from .between_ranks.few_ranks import late_among_few, waited_in_turn
 from .given import COMMUNICATION, OTHER_HOST, Given, has_stages
 from .host import PER_STEP
 from .lateness import (
+    MAY_WAIT,
     LateTogether,
     Turns,
     chain,
@@ -29,6 +30,7 @@ from .lateness import (
     like_others_at_most,
     like_the_least_at_most,
     names_beyond,
+    next_late,
     replayed_even,
     shared_at_most,
     shares_lateness,
@@ -43,9 +45,19 @@ from .longer_compute import (
     slow_device,
     slower_compute,
 )
-from .names import called, listed, made_of
-from .one_rank.advised import FINDING_OF, UNEVEN, Advice, evener, for_one, key_of, label, remedy_of
-from .one_rank.late import Late, also, more_of, says
+from .names import NAMED_FROM, called, listed, made_of
+from .one_rank.advised import (
+    FINDING_OF,
+    UNEVEN,
+    Advice,
+    beyond_others,
+    evener,
+    for_one,
+    key_of,
+    label,
+    remedy_of,
+)
+from .one_rank.late import Excess, Late, also, more_of, says
 from .page_findings import PageFindings
 from .purposes import STAGES, main_purpose
 from .stages import BUBBLE, SCHEDULED, WAITS_FROM, join_stages, slowest_stage
@@ -131,10 +143,12 @@ def join_waiting(page: PageFindings) -> None:
     told = join_stages(page, left - by_work + sure, paused_in_pairs, slow, of_stage, sure, alone=alone)
     # Operations whose members are not all here are no waiting in the ledger.
     moving, left = moving - max(0, told - left), max(0, left - told)
+    if late is not None and page.reaches(left, WAITS_FROM):
+        left -= _for_ranks(page, left, waits, late.rank)
     if page.reaches(left, WAITS_FROM):
         left -= _in_turn(page, left, waits, even=by_work)
     if page.reaches(left, WAITS_FROM):
-        left -= _within_steps(page, left, waits)
+        left -= _for_ranks(page, left, waits, late.rank if late else None) or _within_steps(page, left, waits)
     if left > moving and waits is not None and page.reaches(left, WAITS_FROM):
         page.put(_unexplained(page, waits, left))
         left = 0
@@ -174,7 +188,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
         page.drop(copying)  # no other rank has them
         members, told = [*members, copying], Advice(copying.next, given.named(PAGEABLE))
-    beside = list(_beside(page, late))
+    beside, after = list(_beside(page, late)), next_late(late, given)
     parts = () if late.excess.thread and late.cause == OTHER_HOST else late.excess.parts
     found = made_of(
         Finding(
@@ -183,8 +197,22 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             gain="at most",
             ns_per_step=max(late.at_most, shared_at_most(given)) if shared else late.at_most,
             cost_per_step=late.ns,
-            evidence=(*chain(late, given), *(c.claim.rstrip(".") for c in members if c in (clocks, copying))),
-            next=" ".join((told.on(f"rank {late.rank}"), *(each.next for each in beside))),
+            evidence=(
+                *chain(late, given),
+                *(
+                    (f"rank {after.rank} is next: it {_does_more(after.account, after.main)}",)
+                    if after
+                    else ()
+                ),
+                *(c.claim.rstrip(".") for c in members if c in (clocks, copying)),
+            ),
+            next=" ".join(
+                (
+                    told.on(f"rank {late.rank}"),
+                    *(each.next for each in beside),
+                    *_for_the_next(page, after, told),
+                )
+            ),
             recipe="communication_imbalance",
             doubt=" ".join(_doubts(page, late, waits)),
             accounts=(late.cause, "communication.wait", *(each.account for each in beside)),
@@ -197,6 +225,16 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
         (*parts, *(part for each in beside for part in each.parts)),
     )
     page.put(found)
+
+
+def _for_the_next(page: PageFindings, after: Excess | None, told: Advice) -> Iterator[str]:
+    """What to do on the rank that is late next, where it is not what is told of the first."""
+    if after is not None:
+        advice = for_one(page, after.rank, after.account, after)
+        if advice.text == told.text:
+            yield from () if advice.evened else (f"The same on rank {after.rank}.",)
+        else:
+            yield advice.on(f"rank {after.rank}")
 
 
 @dataclass(frozen=True)
@@ -535,6 +573,58 @@ def _together_apart(page: PageFindings, group: LateTogether, waited: int, waits:
         account=group.apart[0][1],
     )
     page.put(replace(found, edit=f"even-ranks:{'+'.join(map(str, group.ranks))}"))
+
+
+def _for_ranks(page: PageFindings, waited: int, waits: Finding | None, apart: int | None) -> int:
+    """A few ranks are waited for in every step, each for a cause and at a place of its own: how much of
+    `waited` that explains, ns. The rank `apart` has a finding of its own."""
+    given = page.given
+    if has_stages(given):
+        return 0
+    told = {account for finding in page.all() for account in finding.accounts[:1]}
+    sums = (
+        given.waited.filter(
+            pl.col("on") != pl.col("rank"),
+            pl.col("on").ne_missing(pl.lit(apart, pl.Int32)),
+            ~pl.col("account").is_in([*MAY_WAIT, *(told - {"compute"})]),
+        )
+        .group_by("on", "account")
+        .agg(ns=pl.col("time").sum() // max(1, given.num_steps))
+        .filter(pl.col("ns") >= NAMED_FROM * waited)
+        .sort("ns", "on", descending=[True, False])
+    )
+    each = [
+        (rank, account, ns, more)
+        for rank, account, ns in sums.iter_rows()
+        if (more := beyond_others(rank, account, given)) >= ns / 2
+    ]
+    for_them = sum(ns for _, _, ns, _ in each)
+    if not each or len(each) > MOST_ADVISED or for_them < NEARLY_ALL * waited:
+        return 0
+    ranks = sorted({rank for rank, *_ in each})
+    facts = [
+        f"{milliseconds(ns)} for rank {rank}, which {_does_more(account, more)}"
+        for rank, account, ns, more in each
+    ]
+    advice = [(rank, for_one(page, rank, account)) for rank, account, *_ in each]
+    found = _waiting(
+        waited,
+        waits,
+        at_most=like_others_at_most(given, *ranks),
+        claim=f"Ranks wait {page.share(waited)} for others: {'; '.join(facts)}.",
+        evidence=(),
+        remedy=" ".join(told.on(f"rank {rank}") for rank, told in advice),
+        named=tuple(dict.fromkeys(name for _, told in advice for name in told.remedies)),
+        account=each[0][1],
+    )
+    page.put(replace(found, edit=f"even-ranks:{'+'.join(map(str, ranks))}"))
+    return waited
+
+
+def _does_more(account: str, more: int) -> str:
+    if account == "compute":
+        return f"computes {milliseconds(more)} longer than the others"
+    return f"has {milliseconds(more)} {more_of(account)}"
 
 
 def _within_steps(page: PageFindings, waited: int, waits: Finding | None) -> int:

@@ -97,7 +97,7 @@ def for_one(page: PageFindings, rank: int, account: str, excess: Excess | None =
     if account == OTHER_HOST and thread:
         return Advice(away(thread.name), ())
     if account == OTHER_HOST and not given.own_remedy(account) and parts:
-        most = excess.by_account[account] if excess else _beyond_others(rank, account, given)
+        most = excess.by_account[account] if excess else beyond_others(rank, account, given)
         if 2 * parts[0][1] >= most:
             return Advice(cheaper_there(parts[0][0]), advised(page, account, slow, logged)[1])
     if account == LAUNCHING and launches_as_many(rank, given):
@@ -121,11 +121,11 @@ def evener(page: PageFindings, rank: int) -> Advice | None:
     return None
 
 
-def _beyond_others(rank: int, account: str, given: Given) -> int:
+def beyond_others(rank: int, account: str, given: Given) -> int:
     """What a mean step of the rank holds of an account beyond the median of the others, ns."""
     sums = given.ledger.filter(account=account).group_by("rank").agg(pl.col("ns").sum())
     spent = {at: ns // given.steps[at] for at, ns in sums.iter_rows() if at in given.steps}
-    others = [spent.get(at, 0) for at in given.steps if at != rank]
+    others = [spent.get(at, 0) for at in given.meet(rank) if at != rank]
     return spent.get(rank, 0) - int(median(others)) if others else 0
 
 
