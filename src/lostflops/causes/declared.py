@@ -71,6 +71,9 @@ MADE: Mapping[str, Made] = {made.name: made for made in (LOGGING, SLOWED, BESIDE
 CASES: Mapping[str, Recommended] = {
     "uneven-work": Recommended(("length-grouping",), ("packing",), of="rank-arrives-last"),
     "uneven-stages": Recommended(("stage-balance",), of="pipeline-bubble"),
+    # Stages whose schedule is the better one already.
+    "interleaved-stages": Recommended(("pipeline-microbatches",), ("stage-balance",), of="pipeline-bubble"),
+    "zero-bubble-stages": Recommended(("pipeline-microbatches",), ("stage-balance",), of="pipeline-bubble"),
     "slow-device": Recommended(also=("rank-exclusion",), of="rank-arrives-last"),
     **{
         f"communication-exposed-{purpose}": Recommended(remedies, also, of="communication-exposed")

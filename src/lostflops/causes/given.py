@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from statistics import median
 
 import polars as pl
 
@@ -13,6 +14,7 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.accounts.account import Row
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, percent
+from lostflops.intervals.matching import PAIR
 from lostflops.naming.host_causes import cause_of, causes_of
 from lostflops.recipes.compute.flops import FLOPS, flops_of
 from lostflops.recipes.compute.work import executions
@@ -45,6 +47,9 @@ WAITED = pl.Schema(
 SAVING = pl.Schema({"rank": pl.Int32, "step": pl.Int64, "ns": pl.Int64, "name": pl.String})
 ASKED = pl.Schema({"rank": pl.Int32, "flops": pl.Float64})
 PURPOSES, TOTAL = pl.Schema({"purpose": pl.String, "ns": pl.Int64}), pl.Schema({"ns": pl.Int64})
+MEETING = pl.Schema({"rank": pl.Int32, "lowest": pl.Int32})
+SCHEDULE = pl.Schema({"schedule": pl.String})
+INTERLEAVED, ZERO_BUBBLE = "interleaved", "zb"
 CHECKPOINT = "idle.checkpoint_logging"
 OTHER_HOST = "idle.other_host_work"
 BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
@@ -121,7 +126,12 @@ class Given:
     missing_ranks: bool = False
     advice: Callable[[str, str], str] = _plain
     left: Callable[[Sequence[str]], tuple[str, ...]] = _none
+    # How long whoever comes first waits in each operation, of a mean step of the rank with most of that, ns.
+    first_waits: int = 0
+    # Sets of ranks that take part in no operation of another set, such as actors and learners.
+    meeting: tuple[frozenset[int], ...] = ()
     gpus: Mapping[int, str] = field(default_factory=dict[int, str])  # of each rank, as its driver names it
+    schedule: str = ""  # of the pipeline, as the recipe `pipeline_passes` names it; empty where not known
     units: frozenset[str] | None = None  # precisions of the GPU's matrix units; None where not known
 
     def named(self, finding: str) -> tuple[str, ...]:
@@ -138,6 +148,19 @@ class Given:
         """How many steps of each rank count."""
         windows = self.ledger.select("rank", "step", "start").unique()
         return dict(windows.group_by("rank").len().iter_rows())
+
+    def meet(self, rank: int) -> frozenset[int]:
+        """The ranks that meet this one in operations, over others too; all, where none is known."""
+        mine = next((ranks for ranks in self.meeting if rank in ranks), frozenset[int]())
+        return mine if len(mine) > 1 else frozenset(self.steps)
+
+    @cached_property
+    def most_waiting(self) -> frozenset[int]:
+        """The set of ranks that meet in which most is waited; all, where there is but one."""
+        waits = self.ledger.filter(account=COMMUNICATION[0]).group_by("rank").agg(pl.col("ns").sum())
+        waited: dict[int, int] = dict(waits.iter_rows())
+        sets = [ranks for ranks in self.meeting if len(ranks) > 1] or [frozenset(self.steps)]
+        return max(sets, key=lambda ranks: sum(waited.get(rank, 0) for rank in ranks))
 
     @cached_property
     def num_steps(self) -> int:
@@ -158,14 +181,25 @@ class Given:
     def waited_for(self, rank: int) -> int:
         """What ranks wait for this one in the end, of a mean step and rank, ns.
 
-        Who waits for it comes as much later to its other groups, where further ranks wait for that one.
+        Who waits for it comes as much later to its other groups, where further ranks wait for that one: if
+        that one has no more of its own to do than the others.
         """
         own = self.waited.filter(~pl.col("account").is_in(COMMUNICATION), pl.col("rank") != rank)
         sums = own.group_by("rank", "on").agg(pl.col("time").sum())
         waits = {(by, on): ns for by, on, ns in sums.iter_rows()}
         late = {by: ns for (by, on), ns in waits.items() if on == rank}
-        passed_on = (min(ns, late.get(on, 0)) for (_, on), ns in waits.items() if on != rank)
+        busy = {on: self._more_of_its_own(on) * self.steps.get(on, 1) for on in late}
+        passed_on = (
+            max(0, min(ns, late[on]) - busy[on]) for (_, on), ns in waits.items() if on != rank and on in late
+        )
         return (sum(late.values()) + sum(passed_on)) // max(1, self.num_steps)
+
+    def _more_of_its_own(self, rank: int) -> int:
+        """What a mean step of the rank holds beyond the median of the others, communication apart, ns."""
+        own = self.ledger.filter(~pl.col("account").is_in(COMMUNICATION)).group_by("rank")
+        spent = {at: ns / self.steps[at] for at, ns in own.agg(pl.col("ns").sum()).iter_rows()}
+        others = [ns for at, ns in spent.items() if at != rank]
+        return max(0, round(spent.get(rank, 0.0) - median(others))) if others else 0
 
     @cached_property
     def longest_wait(self) -> int:
@@ -267,6 +301,8 @@ def gather(
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
+        meeting=_sets(folded("meeting", MEETING, lambda: _meeting(session))) if many else (),
+        first_waits=total("first_waits", _first_waits) if many else 0,
         held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
         surely_waited=total("surely_waited", sure) if many and missing else 0,
         beyond_fastest=total("beyond_fastest", lambda session, counted: exposed().beyond_fastest())
@@ -274,6 +310,9 @@ def gather(
         else 0,
         clocks_apart=_clocks_apart(trace) if many else 0,
         gpus=_gpus(trace) if many else {},
+        schedule="".join(folded("schedule", SCHEDULE, lambda: _schedule(session))["schedule"])
+        if many
+        else "",
         data_parallel=in_one_process(trace),
         on_host=on_host,
         missing_ranks=missing,
@@ -363,6 +402,64 @@ def _waited(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
         return WAITED.to_frame()
     here = waits.join(counted, on=["rank", "step"], how="semi")
     return here.select(pl.col(c).cast(t) for c, t in WAITED.items())
+
+
+def _schedule(session: Session) -> pl.DataFrame:
+    """The pipeline's schedule, as far as its passes tell."""
+    passes = _table(session, "pipeline_passes")
+    if passes is None or passes.is_empty():
+        return SCHEDULE.to_frame()
+    named, untold = passes["schedule"].first(), passes["untold"].first()
+    # Of passes in no known order, those for the weights alone tell, where all stages go through as many.
+    apart = untold is None and bool(passes["kind"].eq("W").any())
+    return pl.DataFrame({"schedule": [ZERO_BUBBLE if apart else str(named)]}, schema=SCHEDULE)
+
+
+def _first_waits(session: Session, counted: pl.DataFrame) -> int:
+    """The longest wait in each operation, summed over those of a rank's mean step; of the rank with most, ns.
+
+    If nobody came later than the first, no step could be shorter by more.
+    """
+    matches, steps = _table(session, "communication_matches"), _table(session, "counted_steps")
+    if matches is None or steps is None:
+        return 0
+    windows = steps.join(counted, on=["rank", "step"], how="semi").select("rank", "start", until="end")
+    rows = (
+        matches.filter(pl.col("wait").is_not_null(), ~pl.col("kind").cast(pl.String).is_in(PAIR))
+        .with_columns(longest=pl.col("wait").max().over("instance"))
+        .select("rank", "longest", start="arrival")
+        .sort("start")
+        .join_asof(windows.sort("start"), on="start", by="rank", check_sortedness=False)
+        .filter(pl.col("start") < pl.col("until"))
+    )
+    each = rows.group_by("rank").agg(pl.col("longest").sum()).join(windows.group_by("rank").len(), on="rank")
+    most = each.select((pl.col("longest") // pl.col("len")).max()).item()
+    return int(most or 0)
+
+
+def _sets(meeting: pl.DataFrame) -> tuple[frozenset[int], ...]:
+    by_lowest = meeting.group_by("lowest").agg("rank").sort("lowest")
+    return tuple(frozenset(ranks) for ranks in by_lowest["rank"].to_list())
+
+
+def _meeting(session: Session) -> pl.DataFrame:
+    """Which ranks take part in operations together, over others too: rank, and the lowest of those."""
+    matches = _table(session, "communication_matches")
+    if matches is None:
+        return MEETING.to_frame()
+    known = matches.filter(pl.col("instance").is_not_null())
+    group = pl.col("group").cast(pl.String).fill_null("")
+    is_pair = pl.col("kind").cast(pl.String).is_in(PAIR)
+    of_groups = known.filter(~is_pair).select("rank", _of=group).unique().sort("_of", "rank")
+    pairs = known.filter(is_pair).select("rank", "peer").unique().drop_nulls()
+    sets = [frozenset[int](ranks) for ranks in of_groups.group_by("_of").agg("rank")["rank"]]
+    sets += [frozenset[int](pair) for pair in pairs.iter_rows()]
+    found: list[frozenset[int]] = []
+    for ranks in sets:
+        met = [each for each in found if each & ranks]
+        found = [*(each for each in found if not each & ranks), ranks.union(*met)]
+    told = sorted((rank, min(ranks)) for ranks in found for rank in ranks)
+    return pl.DataFrame(told, schema=MEETING, orient="row")
 
 
 def _held_back(session: Session, counted: pl.DataFrame) -> int:

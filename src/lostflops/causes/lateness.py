@@ -239,12 +239,12 @@ def _spent(given: Given) -> dict[int, tuple[int, int]]:
 
 
 def _excess(given: Given, rank: int) -> Excess | None:
-    """By account what the rank has more of than the median of the others; None where it is alone."""
-    steps = given.steps
+    """By account what the rank has more of than the median of those it meets; None where it is alone."""
+    steps = {r: n for r, n in given.steps.items() if r in given.meet(rank)}
     others = [r for r in steps if r != rank]
     if rank not in steps or not others:
         return None
-    own = given.ledger.filter(~pl.col("account").is_in(NOT_OWN))
+    own = given.ledger.filter(~pl.col("account").is_in(NOT_OWN), pl.col("rank").is_in([*steps]))
     waits, thread = _waits_often(given, rank), held_up(given, [rank])
     if waits:  # its launches and its Python show because it never runs ahead
         refilling = pl.when(pl.col("account").is_in(BETWEEN)).then(pl.lit(SYNCHRONISING)).otherwise("account")
@@ -310,9 +310,13 @@ def _beyond(sums: pl.DataFrame, key: str, rank: int, steps: Mapping[int, int]) -
 
 
 def _own_by_step(given: Given) -> pl.DataFrame:
-    """Each rank's own time in each step that at least two ranks have: rank, step, own."""
+    """Each rank's own time in each step that at least two ranks have: rank, step, own.
+
+    Of ranks that meet: others may have parts of their own in the job.
+    """
+    here = given.ledger.filter(pl.col("rank").is_in([*given.most_waiting]))
     own = (
-        given.ledger.with_columns(own=pl.when(pl.col("account").is_in(NOT_OWN)).then(0).otherwise("ns"))
+        here.with_columns(own=pl.when(pl.col("account").is_in(NOT_OWN)).then(0).otherwise("ns"))
         .group_by("rank", "step")
         .agg(pl.col("own").sum())
         .filter(pl.len().over("step") > 1)
@@ -460,6 +464,15 @@ def takes_turns(late: Late, given: Given) -> bool:
     return bool(2 * (whole - mine) >= mine)
 
 
+def next_late(late: Late, given: Given) -> Excess | None:
+    """The rank that the others wait for once this one is as they are, where that is why little is gained."""
+    if late.ns >= FIRST_ALONE * late.excess.ns or has_stages(given):
+        return None
+    found = [_excess(given, rank) for rank in sorted(given.meet(late.rank) - {late.rank})]
+    most = max((each for each in found if each), key=lambda each: each.ns, default=None)
+    return most if most and 2 * most.ns >= late.excess.ns - late.ns else None
+
+
 def late_when(late: Late, given: Given) -> str:
     """In which of the steps the rank is late, where it is so since one, up to one or in some; else empty."""
     ordered = _beyond_by_step(late.rank, given).sort("step")
@@ -479,7 +492,10 @@ def late_when(late: Late, given: Given) -> str:
 def chain(late: Late, given: Given) -> Iterator[str]:
     """The evidence: who waits for whom, how often, and what the rank has more of."""
     table = late.table
-    yield late.seen or f"it arrives last in {table['last']:,} of {table['collectives']:,} collectives"
+    if late.seen:
+        yield late.seen
+    elif 2 * table["last"] >= table["collectives"]:
+        yield f"it arrives last in {table['last']:,} of {table['collectives']:,} collectives"
     if late.cause == "compute":
         slower = slower_compute(late.rank, given)
         if slower:
@@ -499,8 +515,8 @@ def chain(late: Late, given: Given) -> Iterator[str]:
 def _replayed(late: Late, given: Given) -> Iterator[str]:
     """What even ranks would gain, how much of that is this rank's, and since when."""
     steps, share, table = replayed_even(given), _alone(late.rank, given), given.table("stragglers")
-    if steps is None or share is None or table is None:
-        return
+    if steps is None or share is None or table is None or len(given.meeting) > 1:
+        return  # ranks that never meet are evened out as well
     whole = "all" if share > ALL_OF_IT else percent(share, 1)
     yield f"{in_words(steps)}: rank {late.rank} alone is {whole} of the difference"
     mine = table.filter(part="rank", rank=late.rank)

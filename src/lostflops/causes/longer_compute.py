@@ -10,6 +10,7 @@ import polars as pl
 from lostflops.finding import milliseconds, percent
 
 from .given import SIZED, Given, has_stages
+from .purposes import EXPERTS
 
 ALIKE = 0.1  # kernels of two ranks take as long as each other within this share
 SAME_WORK = 0.8  # of a rank's kernel time in kernels that the others run as often
@@ -33,8 +34,8 @@ IF_EXPERTS = f"Where it is the experts, {ADVICE[0].lower()}{ADVICE[1:]}"
 
 
 def has_experts(given: Given) -> bool:
-    """Whether the ranks run kernels of experts at all."""
-    return bool(given.work["kernel"].str.contains(GROUPED).any())
+    """Whether the ranks run kernels of experts at all, or exchange tokens with those of others."""
+    return bool(given.purposes.get(EXPERTS)) or bool(given.work["kernel"].str.contains(GROUPED).any())
 
 
 def of_experts(rank: int, given: Given) -> bool:

@@ -14,9 +14,10 @@ from lostflops.recipes.communication.split import ALL_HERE
 
 from .between_ranks.exposed import EXPOSED, WAITING_TOLD, exposed_communication
 from .between_ranks.few_ranks import late_among_few, waited_in_turn
-from .given import OTHER_HOST, Given, has_stages
+from .given import COMMUNICATION, OTHER_HOST, Given, has_stages
 from .host import PER_STEP
 from .lateness import (
+    MAY_WAIT,
     LateTogether,
     Turns,
     chain,
@@ -29,6 +30,7 @@ from .lateness import (
     like_others_at_most,
     like_the_least_at_most,
     names_beyond,
+    next_late,
     replayed_even,
     shared_at_most,
     shares_lateness,
@@ -38,22 +40,27 @@ from .lateness import (
     turns,
 )
 from .longer_compute import (
-    ADVICE,
-    IF_EXPERTS,
     device_is_slow,
-    has_experts,
     launches_as_many,
-    of_experts,
     slow_device,
     slower_compute,
 )
-from .names import LOGGED, called, listed, made_of, on_ranks, saved_or_logged
-from .one_rank.advised import FINDING_OF, UNEVEN, advised, cheaper_there, for_one, key_of, label, remedy_of
-from .one_rank.held_up import away
-from .one_rank.late import Late, also, more_of, says
+from .names import NAMED_FROM, called, listed, made_of
+from .one_rank.advised import (
+    FINDING_OF,
+    UNEVEN,
+    Advice,
+    beyond_others,
+    evener,
+    for_one,
+    key_of,
+    label,
+    remedy_of,
+)
+from .one_rank.late import Excess, Late, also, more_of, says
 from .page_findings import PageFindings
-from .purposes import main_purpose
-from .stages import BUBBLE, WAITS_FROM, join_stages, slowest_stage
+from .purposes import STAGES, main_purpose
+from .stages import BUBBLE, SCHEDULED, WAITS_FROM, join_stages, slowest_stage
 from .waited_for import dearer, join_waited_for, pauses_elsewhere
 
 ARRIVES = "rank-arrives-last"
@@ -61,16 +68,14 @@ WAITS = "communication-waits"
 SLOW_LINK = "slow-link"
 PAGEABLE = "copies-pageable"
 MUCH = 0.1  # by how much a rank may copy more than another that does as much
-LAUNCHING = "idle.launch_bound"
-SAVING = "idle.checkpoint_logging"
-SLOW_HOST = (
-    "Find out why its CPU is slower, for it launches no more than the others: other processes on its cores "
-    "(`top`), a core per process (`torchrun --numa-binding=node`), the clock (`cpupower frequency-info`)."
-)
 CLOCKS = "gpu-clocks-held-down"
 OWN_WORK = (
     "In those steps it does what the others do not, such as an evaluation: share that among all ranks, do it "
     "less often, or in a job of its own."
+)
+EVENER = (
+    "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
+    "experts or stages of one cost. A faster network would not help."
 )
 LATER_STILL = "Ranks of the job that were not recorded may be later still."
 EVEN_WORK = "even-work"  # the edit: ranks that have more to do than others have it in turn
@@ -138,8 +143,12 @@ def join_waiting(page: PageFindings) -> None:
     told = join_stages(page, left - by_work + sure, paused_in_pairs, slow, of_stage, sure, alone=alone)
     # Operations whose members are not all here are no waiting in the ledger.
     moving, left = moving - max(0, told - left), max(0, left - told)
+    if late is not None and page.reaches(left, WAITS_FROM):
+        left -= _for_ranks(page, left, waits, late.rank)
     if page.reaches(left, WAITS_FROM):
         left -= _in_turn(page, left, waits, even=by_work)
+    if page.reaches(left, WAITS_FROM):
+        left -= _for_ranks(page, left, waits, late.rank if late else None) or _within_steps(page, left, waits)
     if left > moving and waits is not None and page.reaches(left, WAITS_FROM):
         page.put(_unexplained(page, waits, left))
         left = 0
@@ -172,46 +181,60 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     members += [clocks] if clocks and f"rank {late.rank} " in clocks.claim else []
     for member in members:
         page.drop(member)
-    logged = late.excess.saved_or_logged == LOGGED
-    own = given.own_remedy(late.cause)
-    remedy, named = advised(page, late.cause, device_slow, logged)
-    if shared and of_experts(late.rank, given):
-        remedy, named = ADVICE, ()
+    told = for_one(page, late.rank, late.cause, late.excess)
     if alone:
-        remedy, named = OWN_WORK, ()
-    parts = late.excess.parts
-    if late.cause == OTHER_HOST and not own and parts and 2 * parts[0][1] >= late.excess.main:
-        remedy = cheaper_there(parts[0][0])
-    if late.cause == LAUNCHING and launches_as_many(late.rank, given):
-        remedy, named = SLOW_HOST, ()
-    if late.excess.thread and late.cause == OTHER_HOST:
-        remedy, named = away(late.excess.thread.name), ()
+        told = Advice(OWN_WORK, (), evened=True)
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
         page.drop(copying)  # no other rank has them
-        members, remedy, named = [*members, copying], copying.next, given.named(PAGEABLE)
-    beside = list(_beside(page, late))
-    there = remedy if uneven and remedy != slow_device(given) else on_ranks(f"rank {late.rank}", remedy)
+        members, told = [*members, copying], Advice(copying.next, given.named(PAGEABLE))
+    beside, after = list(_beside(page, late)), next_late(late, given)
     parts = () if late.excess.thread and late.cause == OTHER_HOST else late.excess.parts
-    told = made_of(
+    found = made_of(
         Finding(
             name=ARRIVES,
             claim=_claim(page, late),
             gain="at most",
             ns_per_step=max(late.at_most, shared_at_most(given)) if shared else late.at_most,
             cost_per_step=late.ns,
-            evidence=(*chain(late, given), *(c.claim.rstrip(".") for c in members if c in (clocks, copying))),
-            next=" ".join((there, *(each.next for each in beside))),
+            evidence=(
+                *chain(late, given),
+                *(
+                    (f"rank {after.rank} is next: it {_does_more(after.account, after.main)}",)
+                    if after
+                    else ()
+                ),
+                *(c.claim.rstrip(".") for c in members if c in (clocks, copying)),
+            ),
+            next=" ".join(
+                (
+                    told.on(f"rank {late.rank}"),
+                    *(each.next for each in beside),
+                    *_for_the_next(page, after, told),
+                )
+            ),
             recipe="communication_imbalance",
             doubt=" ".join(_doubts(page, late, waits)),
             accounts=(late.cause, "communication.wait", *(each.account for each in beside)),
             rank=late.rank,
-            remedies=tuple(dict.fromkeys((*named, *(name for each in beside for name in each.remedies)))),
+            remedies=tuple(
+                dict.fromkeys((*told.remedies, *(name for each in beside for name in each.remedies)))
+            ),
             edit=EVEN_WORK if shared and not beside else "",
         ),
         (*parts, *(part for each in beside for part in each.parts)),
     )
-    page.put(told)
+    page.put(found)
+
+
+def _for_the_next(page: PageFindings, after: Excess | None, told: Advice) -> Iterator[str]:
+    """What to do on the rank that is late next, where it is not what is told of the first."""
+    if after is not None:
+        advice = for_one(page, after.rank, after.account, after)
+        if advice.text == told.text:
+            yield from () if advice.evened else (f"The same on rank {after.rank}.",)
+        else:
+            yield advice.on(f"rank {after.rank}")
 
 
 @dataclass(frozen=True)
@@ -231,17 +254,10 @@ def _beside(page: PageFindings, late: Late) -> Iterator[_Beside]:
         same = page.about(account)
         if same is not None and same.size * max(2, len(given.steps)) <= 2 * excess.by_account[account]:
             page.drop(same)
-        names = names_beyond(given, late.rank, account, bool(excess.waits))
-        parts = spoken_parts(names)
-        slow = account == "compute" and device_is_slow(late.rank, given)
-        logged = account == SAVING and saved_or_logged(names) == LOGGED
-        remedy, named = advised(page, account, slow, logged)
-        if account == OTHER_HOST and excess.thread:
-            remedy, named, parts = away(excess.thread.name), (), ()
-        elif account == OTHER_HOST and parts and 2 * parts[0][1] >= excess.by_account[account]:
-            remedy = cheaper_there(parts[0][0])
-        evened = account == "compute" and not slow and not given.on_host
-        yield _Beside(account, remedy if evened else on_ranks(f"rank {late.rank}, too", remedy), named, parts)
+        told = for_one(page, late.rank, account, excess)
+        apart = account == OTHER_HOST and excess.thread  # a thread of its own is named, not what it holds up
+        parts = () if apart else spoken_parts(names_beyond(given, late.rank, account, bool(excess.waits)))
+        yield _Beside(account, told.on(f"rank {late.rank}, too"), told.remedies, parts)
 
 
 def _most_of_all(page: PageFindings, late: Late, waited: int) -> int:
@@ -363,8 +379,12 @@ def asks_for(finding: Finding, given: Given) -> str:
     """The name that remedies know a finding by."""
     if finding.name == BUBBLE and finding.rank is not None:
         return "slow-device" if device_is_slow(finding.rank, given) else "uneven-stages"
+    purpose = main_purpose(given.purposes) if finding.name == EXPOSED else ""
+    if finding.name == BUBBLE or purpose == STAGES:
+        scheduled = SCHEDULED.get(given.schedule)
+        return scheduled[0] if scheduled else f"{EXPOSED}-{purpose}" if purpose else BUBBLE
     if finding.name == EXPOSED:
-        return f"{EXPOSED}-{purpose}" if (purpose := main_purpose(given.purposes)) else EXPOSED
+        return f"{EXPOSED}-{purpose}" if purpose else EXPOSED
     return finding.name
 
 
@@ -401,11 +421,7 @@ def _in_turn(
     said = label(found.account)
     mostly = said if found.share >= MAIN_SHARE else "no one account"
     key = FINDING_OF.get(found.account, UNEVEN)
-    experts = found.account == "compute" and has_experts(given)
-    evener = (
-        "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
-        "experts or stages of one cost. A faster network would not help."
-    )
+    evened = evener(page, found.ranks[0]) if found.account == "compute" and not has_stages(given) else None
     evidence = f"what the last rank of a step does beyond the others: {percent(found.share, 1)} {said}"
     told = _waiting(
         waited,
@@ -413,8 +429,8 @@ def _in_turn(
         at_most=like_the_least_at_most(given),
         claim=f"Ranks wait {page.share(waited)} for each other: {who}, mostly by {mostly}.",
         evidence=(evidence,),
-        remedy=given.advice(key, evener) + (f" {IF_EXPERTS}" if experts else ""),
-        named=given.named(key),
+        remedy=evened.text if evened else given.advice(key, EVENER),
+        named=evened.remedies if evened else given.named(key),
         account=found.account,
     )
     if given.missing_ranks and waits is None:
@@ -449,7 +465,7 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
     many = called([rank for rank, _, _ in rest])
     each = f"for each other: {many} are late in turn, {causes}"
     alone = f"for {many}: it is late in its turn, mostly by {label(rest[0][1])}"
-    advice, named = zip(*(for_one(page, rank, account) for rank, account, _ in rest), strict=True)
+    advice = [(rank, for_one(page, rank, account)) for rank, account, _ in rest]
     page.put(
         _waiting(
             for_them,
@@ -457,8 +473,8 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
             at_most=like_the_least_at_most(given),
             claim=f"Ranks wait {page.share(for_them)} {alone if len(rest) == 1 else each}.",
             evidence=(),
-            remedy=" ".join(advice),
-            named=tuple(dict.fromkeys(name for some in named for name in some)),
+            remedy=" ".join(told.on(f"rank {rank}") for rank, told in advice),
+            named=tuple(dict.fromkeys(name for _, told in advice for name in told.remedies)),
             account=rest[0][1],
         )
     )
@@ -466,7 +482,8 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
 
 def _uneven(found: Finding, rank: int, why: str, given: Given) -> Finding:
     """Waiting for ranks that have more to do: what sharing the work evenly gains, at most and by replay."""
-    steps = replayed_even(given)
+    # What the others do not run at all is not shared by the replay that predicts.
+    steps = replayed_even(given) if launches_as_many(rank, given) else None
     replayed = (in_words(steps),) if steps else ()
     return replace(
         found,
@@ -501,6 +518,8 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         does = f"have {milliseconds(group.main)} more {account.spent or account.label} than the others"
     slow = bool(slower and slower[1])
     remedy, key = remedy_of(page, group.account, slow), key_of(group.account, slow)
+    evened = evener(page, group.ranks[0]) if slower and not slow and not has_stages(given) else None
+    told_to = evened or Advice(remedy, given.named(key), key == UNEVEN and group.account == "compute")
     bound = like_others_at_most(given, *group.ranks)
     others = _by_the_others(given, group, waited)
     told = _waiting(
@@ -509,8 +528,8 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
         at_most=bound,
         claim=f"The others wait {page.share(others)} for {group.called}, which {does} in nearly every step.",
         evidence=(),
-        remedy=remedy if key == UNEVEN and group.account == "compute" else on_ranks(group.called, remedy),
-        named=given.named(key),
+        remedy=told_to.on(group.called),
+        named=told_to.remedies,
         account=group.account,
     )
     if slower is None:
@@ -538,7 +557,9 @@ def _together_apart(page: PageFindings, group: LateTogether, waited: int, waits:
         if member is not None and ns >= NEARLY_ALL * member.size * len(given.steps):
             page.drop(member)
     told = [f"rank {rank} has {milliseconds(ns)} {more_of(account)}" for rank, account, ns in group.apart]
-    remedies = [for_one(page, rank, account)[0] for rank, account, _ in group.apart[:MOST_ADVISED]]
+    remedies = [
+        for_one(page, rank, account).on(f"rank {rank}") for rank, account, _ in group.apart[:MOST_ADVISED]
+    ]
     others = _by_the_others(given, group, waited)
     found = _waiting(
         others,
@@ -552,6 +573,85 @@ def _together_apart(page: PageFindings, group: LateTogether, waited: int, waits:
         account=group.apart[0][1],
     )
     page.put(replace(found, edit=f"even-ranks:{'+'.join(map(str, group.ranks))}"))
+
+
+def _for_ranks(page: PageFindings, waited: int, waits: Finding | None, apart: int | None) -> int:
+    """A few ranks are waited for in every step, each for a cause and at a place of its own: how much of
+    `waited` that explains, ns. The rank `apart` has a finding of its own."""
+    given = page.given
+    if has_stages(given):
+        return 0
+    told = {account for finding in page.all() for account in finding.accounts[:1]}
+    sums = (
+        given.waited.filter(
+            pl.col("on") != pl.col("rank"),
+            pl.col("on").ne_missing(pl.lit(apart, pl.Int32)),
+            ~pl.col("account").is_in([*MAY_WAIT, *(told - {"compute"})]),
+        )
+        .group_by("on", "account")
+        .agg(ns=pl.col("time").sum() // max(1, given.num_steps))
+        .filter(pl.col("ns") >= NAMED_FROM * waited)
+        .sort("ns", "on", descending=[True, False])
+    )
+    each = [
+        (rank, account, ns, more)
+        for rank, account, ns in sums.iter_rows()
+        if (more := beyond_others(rank, account, given)) >= ns / 2
+    ]
+    for_them = sum(ns for _, _, ns, _ in each)
+    if not each or len(each) > MOST_ADVISED or for_them < NEARLY_ALL * waited:
+        return 0
+    ranks = sorted({rank for rank, *_ in each})
+    facts = [
+        f"{milliseconds(ns)} for rank {rank}, which {_does_more(account, more)}"
+        for rank, account, ns, more in each
+    ]
+    advice = [(rank, for_one(page, rank, account)) for rank, account, *_ in each]
+    found = _waiting(
+        waited,
+        waits,
+        at_most=like_others_at_most(given, *ranks),
+        claim=f"Ranks wait {page.share(waited)} for others: {'; '.join(facts)}.",
+        evidence=(),
+        remedy=" ".join(told.on(f"rank {rank}") for rank, told in advice),
+        named=tuple(dict.fromkeys(name for _, told in advice for name in told.remedies)),
+        account=each[0][1],
+    )
+    page.put(replace(found, edit=f"even-ranks:{'+'.join(map(str, ranks))}"))
+    return waited
+
+
+def _does_more(account: str, more: int) -> str:
+    if account == "compute":
+        return f"computes {milliseconds(more)} longer than the others"
+    return f"has {milliseconds(more)} {more_of(account)}"
+
+
+def _within_steps(page: PageFindings, waited: int, waits: Finding | None) -> int:
+    """Another rank computes longest before each operation, and all as long in a step: how much of `waited`
+    that explains, ns."""
+    given = page.given
+    on = given.waited.filter(pl.col("on") != pl.col("rank"), ~pl.col("account").is_in(COMMUNICATION))
+    by_rank = on.filter(account="compute").group_by("on").agg(pl.col("time").sum())
+    computing = int(by_rank["time"].sum()) // max(1, given.num_steps)
+    ranks = tuple(by_rank.filter(len(by_rank) * pl.col("time") >= pl.col("time").sum() / 2)["on"].sort())
+    if has_stages(given) or len(ranks) < 2 or computing < EXPLAINED * waited:
+        return 0
+    told = evener(page, ranks[0])
+    page.put(
+        _waiting(
+            waited,
+            waits,
+            at_most=given.first_waits,
+            claim=f"Ranks wait {page.share(waited)} for each other: {called(ranks)} take turns within a step "
+            "to compute longest before an operation.",
+            evidence=("in a whole step none of them has much more to do than the others",),
+            remedy=told.text if told else given.advice(UNEVEN, EVENER),
+            named=told.remedies if told else given.named(UNEVEN),
+            account="compute",
+        )
+    )
+    return waited
 
 
 def _waiting(
@@ -582,10 +682,12 @@ def _waiting(
 
 
 def _unexplained(page: PageFindings, waits: Finding, left: int) -> Finding:
+    given = page.given
     return replace(
         waits,
         claim=f"Ranks wait {page.share(left)} for each other; none of them is late as a rule.",
         cost_per_step=left,
+        ns_per_step=max(waits.ns_per_step, given.first_waits),
         accounts=("communication.wait",),
         doubt=" ".join(filter(None, (waits.doubt, "The ranks' own work does not explain the waiting."))),
     )

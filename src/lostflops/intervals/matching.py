@@ -50,6 +50,7 @@ WORLD = "all ranks"
 ONE_RANK = "only one rank was recorded: its waiting and its transfer look alike"
 LISTED = re.compile(r"\[[0-9, ]*\]$")
 DIFFER = "the ranks' collectives differ in kind, bytes or order"
+NOBODY_ELSE = "no other rank recorded it"
 CONTRADICT = "the ranks' times contradict each other: one leaves before another has come"
 
 
@@ -298,7 +299,7 @@ def _by_place(rows: _Rows, of: Int, keys: Int, reasons: _Reasons, trust_clocks: 
     why = np.zeros(lanes.num, np.int64)
     for at in np.flatnonzero(~(from_start | from_end)):
         if num[at] < 2:
-            text = "no other rank recorded it"
+            text = NOBODY_ELSE
         elif not told[at]:
             text = "what most of its group's operations do is unknown"
         elif equal[at]:
@@ -432,7 +433,7 @@ def _instances(
     first, of_few = numbered(distinct[few], size[few])
     told = (f"{distinct[at]} ranks recorded it, of the {size[at]} in its group" for at in few[first])
     why[few] = reasons.numbers(told)[of_few]
-    why[(distinct == 1) & (size > 1)] = reasons.number("no other rank recorded it")
+    why[(distinct == 1) & (size > 1)] = reasons.number(NOBODY_ELSE)
     why[distinct < members] = reasons.number("one rank appears twice in it")
     by_arrival = sorted_by(groups.of, arrival, rank)
     last = np.cumsum(members) - 1

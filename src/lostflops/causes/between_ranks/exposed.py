@@ -43,8 +43,8 @@ def exposed_communication(page: PageFindings, base: Finding, moving: int, waited
     elsewhere = given.accounts.get("communication.wait", 0) - waited >= WAITING_TOLD * (moving + waited)
     unknown = min(moving, given.accounts.get("communication.exposed", 0))
     untold = f"{milliseconds(unknown)} of it may be waiting for other ranks" if unknown else ""
-    some_missing = given.missing_ranks and len(given.steps) > 1
-    if some_missing and main_purpose(given.purposes) == STAGES and 2 * unknown >= moving:
+    several = len(given.steps) > 1
+    if several and main_purpose(given.purposes) == STAGES and 2 * unknown >= moving:
         _between_stages(page, base, moving + waited, unknown)
         return
     longer = min(unknown, given.beyond_fastest // max(1, given.num_steps))

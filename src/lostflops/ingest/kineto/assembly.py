@@ -153,6 +153,8 @@ class Assembly:
         steps = find_steps(
             mine["ranges"], mine["operators"], work if gpu else None, start, end, mine["copies"]
         ).with_columns(complete=self._whole())
+        if not self.stream.events_whole:
+            steps = _until_cut(steps, [t for t in (work, mine["copies"]) if gpu and t is not None])
         mine["steps"] = steps if steps.height else None
         on_device = [t for t in (mine["kernels"], mine["copies"]) if gpu and t is not None]
         told = [*without_length(on_device), *outside(steps, *on_device)]
@@ -436,6 +438,18 @@ class Assembly:
 def _coded(values: pl.Series, codes: pl.Series) -> pl.Series:
     texts = pl.select(pl.when(values != "").then(values)).to_series().cast(NAME)
     return texts.gather(codes)
+
+
+def _until_cut(steps: pl.DataFrame, device: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """The steps of a file that was cut, with those marked that last longer than what the device did is in it.
+
+    The profiler writes marks and operators first: they go on where the device seems to do nothing.
+    """
+    last = max((_most(work["end"]) for work in device if work.height), default=None)
+    if last is None or steps.is_empty() or _least(steps["end"]) > last:
+        return steps
+    cut = pl.lit("recording ended in it", steps.schema["left_out"])
+    return steps.with_columns(left_out=pl.when(pl.col("end") > last).then(cut).otherwise("left_out"))
 
 
 def _counted(steps: pl.DataFrame) -> tuple[int, int] | None:

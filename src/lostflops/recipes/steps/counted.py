@@ -9,7 +9,7 @@ from lostflops.recipe import Example, recipe
 from lostflops.tables import Steps
 
 FEWEST = 3  # whole steps of a rank that make a mean that says something of the others
-BEHIND = "device was behind"
+BEHIND, CUT = "device was behind", "recording ended in it"
 IN_NO_MEAN = ("nothing on its rank", "no whole step on its rank")  # where other ranks have such
 
 
@@ -85,6 +85,16 @@ IN_NO_MEAN = ("nothing on its rank", "no whole step on its rank")  # where other
             ],
         ),
         Example(
+            "of a file that was cut count the steps before the one in which it ends",
+            given={
+                "steps": [
+                    {"step": 7, "start": 0, "end": 10, "complete": False},
+                    {"step": 8, "start": 10, "end": 31, "complete": False, "left_out": CUT},
+                ]
+            },
+            expect=[{"rank": 0, "step": 7, "start": 0, "end": 10}],
+        ),
+        Example(
             "steps that were asked for count, whole or not",
             given={
                 "steps": [
@@ -109,7 +119,8 @@ def counted_steps(steps: Steps) -> pl.LazyFrame:
     Where the recording or the job begins or ends inside a step, its length is chance; an outlier says nothing
     of the others; and on a device that was behind when the recording began, the first step may begin too
     late. None of these counts on a rank that has other steps. One that has none counts a first step that
-    began late, failing that outliers, failing that all. Who asks for certain steps counts those. A rank that
+    began late, failing that outliers, failing that those that a cut file has up to their end, failing that
+    all. Who asks for certain steps counts those. A rank that
     did nothing in any of its steps, while others worked, counts none; nor does one without a whole step,
     where others have some.
     """
@@ -121,7 +132,9 @@ def counted_steps(steps: Steps) -> pl.LazyFrame:
         .then(1)
         .when(whole)
         .then(2)
-        .otherwise(3)
+        .when(why.is_null())
+        .then(3)
+        .otherwise(4)
     )
     return (
         steps.filter(~why.is_in(IN_NO_MEAN).fill_null(False) | pl.col("chosen").fill_null(False))

@@ -24,6 +24,7 @@ from . import facts, quality, roofs, step_notes
 from .budget import Budget, budget
 from .moments import Moments, moments
 from .notes.lost_work import doubted, lost_work
+from .notes.of_one_run import OF_OTHER_TIMES, of_other_runs, of_other_times
 from .notes.step_kinds import of_two_kinds
 from .pipeline import Pipeline, pipeline
 from .run import Run, recorded
@@ -86,6 +87,7 @@ class Page:
     given: tuple[str, ...] = ()  # the paths that the user named, where somebody did
     # Where in time findings can be seen, by their names: only a page that draws them asks.
     moments: Callable[[], Moments] = lambda: Moments({})
+    is_apart: bool = False  # whether its recordings are not of one run at one time
 
     @property
     def untraced(self) -> bool:
@@ -115,6 +117,8 @@ class Page:
         """What it means that there is no finding."""
         if self.run.lost:
             return "the GPU's work was not recorded."
+        if self.is_apart:
+            return "how long ranks wait for each other cannot be told from these files."
         losses = [] if self.budget is None else [g for g in self.budget.groups if g.account != "compute"]
         most = max(losses, key=lambda loss: loss.ns, default=None)
         if most is not None and self.budget and 1000 * most.ns >= LARGE_PER_MILLE * self.budget.ns:
@@ -179,6 +183,9 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
     )
     found = causes.predicted(causes.findings(given), session, given.mean_step)
     lost = _kept_notes(session, "page_lost_work", partial(lost_work, trace, steps))
+    apart = [*of_other_times(trace.manifest.quality)]
+    if len(run.ranks) > 1 and not apart:
+        apart = _kept_notes(session, "page_other_runs", lambda: _other_runs(trace, session, run, counting))
     found = tuple(map(doubted, found)) if lost else found
     told = facts.known(trace, run, spent, windows, by_name, step_notes.tell_the_period(steps, counting))
     return Page(
@@ -192,6 +199,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
                 if run.replayed
                 else ()
             ),
+            *apart,
             *job_notes(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
             *lost,
@@ -213,7 +221,8 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
         answers=tuple(sorted(answers, key=lambda a: (a.recipe.name != "step_ledger", a.recipe.name))),
         findings=found if not run.is_whole else tuple(map(_of_the_whole, found)),
         skipped=tuple(skipped),
-        quality=tuple(sorted(trace.manifest.quality, key=_gravity)),
+        quality=tuple(sorted((q for q in trace.manifest.quality if q.name != OF_OTHER_TIMES), key=_gravity)),
+        is_apart=bool(apart),
         source_names=tuple(source.name for source in trace.manifest.sources),
         pipeline=pipeline(by_name, _passes(session, by_name)),
         given=trace.given,
@@ -226,6 +235,12 @@ def _kept_notes(session: Session, name: str, told: Callable[[], Iterator[str]]) 
     return session.folded(name, lambda: pl.DataFrame({"note": pl.Series([*told()], dtype=pl.String)}))[
         "note"
     ].to_list()
+
+
+def _other_runs(trace: Trace, session: Session, run: Run, counted: pl.DataFrame) -> Iterator[str]:
+    matched = _asked(session, "communication_matches").get("communication_matches")
+    if matched is not None and not any(step_notes.without_common_step(run, counted)):
+        yield from of_other_runs(trace, matched.table)
 
 
 def _moments(trace: Trace, session: Session, ledger: pl.DataFrame, found: Sequence[Finding]) -> Moments:
