@@ -276,3 +276,19 @@ def test_a_step_that_begins_where_another_ends_takes_none_of_its_work() -> None:
     spent = {(step, account): ns for step, account, ns in told("step_ledger", given, "step", "account", "ns")}
     assert spent[1, "compute"] == 6
     assert spent[2, "compute"] == 3
+
+
+@pytest.mark.parametrize("given_before", [False, True])
+def test_an_address_that_comes_and_goes_in_one_instant_is_free_after_it(given_before: bool) -> None:
+    """Times of a memory snapshot are whole microseconds: scratch may live for less than one."""
+    events = [(6, 8, 30, 70), (6, 8, -30, 40), (9, 5, 12, 52), (19, 8, 7, 59)]
+    before = [(0, 8, 25, 65), (6, 8, -25, 40)] if given_before else []
+    rows = [
+        {"start": at, "end": at, "device": 0, "address": address, "bytes": size, "allocated": level}
+        for at, address, size, level in before + events
+    ]
+    asked = told("memory_by_operator", {"allocations": rows}, "allocations", "kept")
+    assert asked == [(len(rows) - 1 - given_before, 12 + 7)]
+    late = [{**row, "allocated": row["allocated"] + 100 * (row["start"] == 9)} for row in rows]
+    asked = told("memory_peak_owners", {"allocations": late}, "in_recording", "bytes")
+    assert asked == [(False, 140), (True, 12)]
