@@ -292,3 +292,13 @@ def test_an_address_that_comes_and_goes_in_one_instant_is_free_after_it(given_be
     late = [{**row, "allocated": row["allocated"] + 100 * (row["start"] == 9)} for row in rows]
     asked = told("memory_peak_owners", {"allocations": late}, "in_recording", "bytes")
     assert asked == [(False, 140), (True, 12)]
+
+
+@pytest.mark.parametrize(("kind", "times"), [("float", 1), ("c10::complex<float>", 4)])
+def test_a_product_of_complex_numbers_computes_four_times_as_much(kind: str, times: int) -> None:
+    """Six operations to multiply and two to add, where real numbers take one each."""
+    given = step_of(product("aten::mm", 0, f'["{kind}","{kind}"]'))
+    flops = times * 2 * 2000 * 3000 * 5000
+    assert told("step_flops", given, "flops") == [(flops,)]
+    assert told("roofline", given, "flops") == [(flops,)]
+    assert told("model_flops", given, "hardware_flops") == [(flops,)]
