@@ -450,6 +450,22 @@ def test_a_terminal_without_the_letters_shows_question_marks(monkeypatch: pytest
     assert b"enumerate(DataLoader)#?__next__" in stream.buffer.getvalue()  # type: ignore[attr-defined]
 
 
+def test_a_slip_is_answered_where_the_locale_has_no_utf_8() -> None:
+    """Names of recipes are looked for in their sources, which hold letters that ASCII lacks."""
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    said = subprocess.run(
+        [sys.executable, "-m", "lostflops", "kernel-sumary"], env=ascii_only, capture_output=True
+    )
+    assert said.returncode == 2
+    assert b"kernel-summary" in said.stderr
+
+
+def test_why_a_file_cannot_be_written_is_said_without_the_system_s_number() -> None:
+    """Polars tells it in the words of Rust."""
+    said = CannotWrite("k.arrow", OSError("File too large (os error 27)"))
+    assert str(said) == "'k.arrow' could not be written: File too large."
+
+
 def test_spans_of_steps_are_read_exactly() -> None:
     assert units.span("3-7") == (3, 7)
     assert units.span(" 5 ") == (5, 5)
