@@ -331,6 +331,7 @@ def test_usage_that_makes_no_sense_exits_with_2(words: list[str]) -> None:
         ["why", "--html", ".", DDP],
         ["recipe", "kernel_summary", "--format", "parquet", DDP],
         ["recipe", "kernel_summary", "--ranks", "zero", DDP],
+        ["recipe", "gpu_utilization_map", "--buckets", "999999999999", DDP],
         ["recipe", "step_ledger", "--ranks", "0,4", DDP],
         ["explain", "nothing_like_it"],
     ],

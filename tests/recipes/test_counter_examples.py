@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lostflops.errors import BadOption
 from lostflops.recipes import named
 from lostflops.testing import on_example
 
@@ -302,3 +303,31 @@ def test_a_product_of_complex_numbers_computes_four_times_as_much(kind: str, tim
     assert told("step_flops", given, "flops") == [(flops,)]
     assert told("roofline", given, "flops") == [(flops,)]
     assert told("model_flops", given, "hardware_flops") == [(flops,)]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "option", "value"),
+    [
+        ("gpu_utilization_map", "buckets", 0),
+        ("gpu_utilization_map", "buckets", 10**12),
+        ("gpu_utilization_low", "below", float("nan")),
+        ("kernel_sequences", "length", 10**6),
+        ("straggling_collectives", "at_most", -3),
+        ("batch_headroom", "memory_gib", float("inf")),
+        ("model_flops", "peak_tflops", float("nan")),
+        ("model_flops", "tokens", 10**20),
+    ],
+)
+def test_a_number_that_an_option_cannot_be_is_refused(recipe: str, option: str, value: float) -> None:
+    """Before anything is computed: some would take all memory, some end in a fault, some mean nothing."""
+    known = {known.name: known for known in named(recipe).options}
+    with pytest.raises(BadOption, match=f"'{option}' of '{recipe}' cannot be"):
+        known[option].check(value, recipe)
+    for allowed in known.values():
+        allowed.check(allowed.default, recipe)
+
+
+def test_more_flops_than_a_column_holds_are_not_told() -> None:
+    given = step_of(product("aten::mm", 0, BF16))
+    asked = told("model_flops", given, "model_flops", "mfu", parameters=10**15, tokens=10**15)
+    assert asked == [(None, None)]

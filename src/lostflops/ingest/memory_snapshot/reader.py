@@ -2,8 +2,9 @@
 
 A snapshot is read when it is named itself: in a folder of traces it is left alone, because the profiler's own
 memory events may be there, and each allocation would count twice. What was alive before its history begins
-stands at the first event; the totals after each event are reckoned back from what is alive at the end. Sizes
-are those that were asked for, which is what events hold: `torch.cuda.memory_allocated` counts them rounded up.
+stands at the first event; the totals after each event are reckoned back from what is alive at the end.
+Sizes are those that were asked for, as events hold them: `torch.cuda.memory_allocated` counts them rounded
+up.
 """
 
 from __future__ import annotations

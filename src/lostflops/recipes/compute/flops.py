@@ -56,8 +56,8 @@ FLOPS: Mapping[str, Callable[[Shapes], int]] = {
 
 
 FLASH = "aten::_flash_attention_forward"
-# Of complex numbers a multiplication is 6 operations and an addition 2 (LAPACK Working Note 41), where each is
-# one of real numbers. The profiler calls their type `c10::complex<float>`.
+# Of complex numbers a multiplication is 6 operations and an addition 2 (LAPACK Working Note 41), where each
+# is one of real numbers. The profiler calls their type `c10::complex<float>`.
 COMPLEX, PER_REAL = "c10::complex<", 4
 
 # FLOPs, or bytes, of a call: minutes on any GPU, so shapes that say more are damaged. Sums fit in 64 bits.
@@ -164,7 +164,9 @@ def launch_counted(calls: Mapping[str, int]) -> list[str]:
 def flops_of(name: str, shapes: str | None, dtypes: str | None) -> float | None:
     """FLOPs of one call, on real numbers; None for another operator, and where its shapes do not tell."""
     try:
-        found = float(FLOPS[name](json.loads(shapes or "[]"))) * (PER_REAL if COMPLEX in (dtypes or "") else 1)
+        found = float(FLOPS[name](json.loads(shapes or "[]"))) * (
+            PER_REAL if COMPLEX in (dtypes or "") else 1
+        )
     except (KeyError, ValueError, IndexError, TypeError, OverflowError, RecursionError):
         return None
     return found if 0 <= found <= MOST else None
