@@ -462,7 +462,7 @@ def _why(error: OSError) -> str:
     if error.strerror:
         return error.strerror
     told = re.search(r"\[Errno \d+\] ([^:\"']+)", str(error))
-    return told[1] if told else str(error)
+    return told[1] if told else re.sub(r" \(os error \d+\)$", "", str(error))
 
 
 class OutputExists(LostflopsError):

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import polars as pl
 
 from .columns import Type
+from .errors import BadOption
 from .finding import Finding, Verdict
 
 Scope = Literal["rank", "job"]
@@ -111,6 +112,14 @@ class Input:
 
 
 @dataclass(frozen=True)
+class Within:
+    """The numbers that an option takes, both ends included; say it behind the help in `Annotated`."""
+
+    least: float = 0
+    most: float = 2.0**53
+
+
+@dataclass(frozen=True)
 class Option:
     """A keyword-only parameter: a flag of `lostflops recipe NAME`."""
 
@@ -118,6 +127,19 @@ class Option:
     type: type
     default: Any
     help: str
+    within: Within = Within()
+
+    def check(self, value: object, recipe: str) -> None:
+        """Raise BadOption for a number that the option does not take: it would cost memory, or mean
+        nothing."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return
+        if not self.within.least <= value <= self.within.most:  # no comparison holds of what is no number
+            below = "" if self.within.most >= Within.most else f" to {self.within.most:,.10g}"
+            raise BadOption(
+                f"'{self.name}' of '{recipe}' cannot be {value}.",
+                f"give a number from {self.within.least:,.10g}{below or ' on'}.",
+            )
 
 
 @dataclass
@@ -202,10 +224,11 @@ def recipe(
         for parameter in inspect.signature(function).parameters.values():
             hint = hints[parameter.name]
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-                help_text = ""
+                help_text, within = "", Within()
                 if typing.get_origin(hint) is typing.Annotated:
-                    hint, help_text = typing.get_args(hint)[:2]
-                options.append(Option(parameter.name, hint, parameter.default, help_text))
+                    hint, help_text, *further = typing.get_args(hint)
+                    within = next((said for said in further if isinstance(said, Within)), within)
+                options.append(Option(parameter.name, hint, parameter.default, help_text, within))
             else:
                 inputs.append(Input(parameter.name, _admits_none(hint)))
         return Recipe(

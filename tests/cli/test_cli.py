@@ -331,6 +331,7 @@ def test_usage_that_makes_no_sense_exits_with_2(words: list[str]) -> None:
         ["why", "--html", ".", DDP],
         ["recipe", "kernel_summary", "--format", "parquet", DDP],
         ["recipe", "kernel_summary", "--ranks", "zero", DDP],
+        ["recipe", "gpu_utilization_map", "--buckets", "999999999999", DDP],
         ["recipe", "step_ledger", "--ranks", "0,4", DDP],
         ["explain", "nothing_like_it"],
     ],
@@ -448,6 +449,22 @@ def test_a_terminal_without_the_letters_shows_question_marks(monkeypatch: pytest
     assert main(["explain", "idle.data_loading"]) == 0
     stream.flush()
     assert b"enumerate(DataLoader)#?__next__" in stream.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_slip_is_answered_where_the_locale_has_no_utf_8() -> None:
+    """Names of recipes are looked for in their sources, which hold letters that ASCII lacks."""
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    said = subprocess.run(
+        [sys.executable, "-m", "lostflops", "kernel-sumary"], env=ascii_only, capture_output=True
+    )
+    assert said.returncode == 2
+    assert said.stderr.startswith(b"There is no command 'kernel-sumary'")
+
+
+def test_why_a_file_cannot_be_written_is_said_without_the_system_s_number() -> None:
+    """Polars tells it in the words of Rust."""
+    said = CannotWrite("k.arrow", OSError("File too large (os error 27)"))
+    assert str(said) == "'k.arrow' could not be written: File too large."
 
 
 def test_spans_of_steps_are_read_exactly() -> None:

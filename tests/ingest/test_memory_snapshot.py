@@ -92,6 +92,21 @@ def test_totals_are_reckoned_back_from_what_is_alive(tmp_path: Path) -> None:
     assert "someone" not in text
 
 
+def test_a_block_is_as_large_as_was_asked_for(tmp_path: Path) -> None:
+    """Events hold what was asked for, and blocks also what that was rounded up to."""
+    of_512 = {"size": 512, "state": "active_allocated"}
+    blocks = [
+        {"address": 1000, "requested_size": 100, "frames": ADAM, **of_512},
+        {"address": 1512, "requested_size": 40, "frames": TRAIN, **of_512},
+    ]
+    segments = [{"device": 0, "address": 1000, "total_size": 2048, "blocks": blocks}]
+    events = [event("alloc", 1512, 40, 7, TRAIN)]
+    path = written(tmp_path, {"segments": segments, "device_traces": [events]})
+    rows = job.open(path, output=tmp_path / "RUN").table("allocations")
+    assert rows is not None
+    assert rows.select("bytes", "allocated").collect().rows() == [(100, 100), (40, 140)]
+
+
 def test_the_peak_of_a_snapshot_has_owners(tmp_path: Path) -> None:
     peak = asked(written(tmp_path, SNAPSHOT), tmp_path, "memory_peak_owners")
     assert peak.select("frame", "blocks", "bytes").rows() == [

@@ -160,6 +160,25 @@ def test_network_counters_are_of_numbered_ports_and_levels_only_where_the_unit_i
     ]
 
 
+@pytest.mark.parametrize(
+    ("unit", "added"),
+    [
+        ("ticks per millisecond", False),
+        ("Gbps", False),
+        ("% of the link", False),
+        ("packets", True),
+        (None, None),
+    ],
+)
+def test_what_no_unit_calls_an_amount_is_not_divided_by_time(
+    read: Read, unit: str | None, added: bool | None
+) -> None:
+    sample = {"start": 10, "end": 20, "globalId": 9, "portId": 1, "metricsListId": 1, "metricsIdx": 0}
+    told = {"metricsListId": 1, "metricsIdx": 0, "name": "Send wait", "unit": unit}
+    part = read({"NET_NIC_METRIC": [sample | {"value": 5}], "TARGET_INFO_NETWORK_METRICS": [told]})
+    assert rows(part, "counters", "value", "unit", "added") == [(5.0, unit, added)]
+
+
 def test_a_replayed_kernel_leads_to_the_capture_of_its_node(read: Read) -> None:
     part = read(
         {

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lostflops.errors import BadOption
 from lostflops.recipes import named
 from lostflops.testing import on_example
 
@@ -276,3 +277,57 @@ def test_a_step_that_begins_where_another_ends_takes_none_of_its_work() -> None:
     spent = {(step, account): ns for step, account, ns in told("step_ledger", given, "step", "account", "ns")}
     assert spent[1, "compute"] == 6
     assert spent[2, "compute"] == 3
+
+
+@pytest.mark.parametrize("given_before", [False, True])
+def test_an_address_that_comes_and_goes_in_one_instant_is_free_after_it(given_before: bool) -> None:
+    """Times of a memory snapshot are whole microseconds: scratch may live for less than one."""
+    events = [(6, 8, 30, 70), (6, 8, -30, 40), (9, 5, 12, 52), (19, 8, 7, 59)]
+    before = [(0, 8, 25, 65), (6, 8, -25, 40)] if given_before else []
+    rows = [
+        {"start": at, "end": at, "device": 0, "address": address, "bytes": size, "allocated": level}
+        for at, address, size, level in before + events
+    ]
+    asked = told("memory_by_operator", {"allocations": rows}, "allocations", "kept")
+    assert asked == [(len(rows) - 1 - given_before, 12 + 7)]
+    late = [{**row, "allocated": row["allocated"] + 100 * (row["start"] == 9)} for row in rows]
+    asked = told("memory_peak_owners", {"allocations": late}, "in_recording", "bytes")
+    assert asked == [(False, 140), (True, 12)]
+
+
+@pytest.mark.parametrize(("kind", "times"), [("float", 1), ("c10::complex<float>", 4)])
+def test_a_product_of_complex_numbers_computes_four_times_as_much(kind: str, times: int) -> None:
+    """Six operations to multiply and two to add, where real numbers take one each."""
+    given = step_of(product("aten::mm", 0, f'["{kind}","{kind}"]'))
+    flops = times * 2 * 2000 * 3000 * 5000
+    assert told("step_flops", given, "flops") == [(flops,)]
+    assert told("roofline", given, "flops") == [(flops,)]
+    assert told("model_flops", given, "hardware_flops") == [(flops,)]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "option", "value"),
+    [
+        ("gpu_utilization_map", "buckets", 0),
+        ("gpu_utilization_map", "buckets", 10**12),
+        ("gpu_utilization_low", "below", float("nan")),
+        ("kernel_sequences", "length", 10**6),
+        ("straggling_collectives", "at_most", -3),
+        ("batch_headroom", "memory_gib", float("inf")),
+        ("model_flops", "peak_tflops", float("nan")),
+        ("model_flops", "tokens", 10**20),
+    ],
+)
+def test_a_number_that_an_option_cannot_be_is_refused(recipe: str, option: str, value: float) -> None:
+    """Before anything is computed: some would take all memory, some end in a fault, some mean nothing."""
+    known = {known.name: known for known in named(recipe).options}
+    with pytest.raises(BadOption, match=f"'{option}' of '{recipe}' cannot be"):
+        known[option].check(value, recipe)
+    for allowed in known.values():
+        allowed.check(allowed.default, recipe)
+
+
+def test_more_flops_than_a_column_holds_are_not_told() -> None:
+    given = step_of(product("aten::mm", 0, BF16))
+    asked = told("model_flops", given, "model_flops", "mfu", parameters=10**15, tokens=10**15)
+    assert asked == [(None, None)]

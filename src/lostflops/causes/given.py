@@ -578,16 +578,16 @@ def _flops(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
         "rank", start=pl.coalesce("host_start", "start"), until=pl.coalesce("host_end", "end")
     )
     kinds = (
-        operators.select("rank", "start", pl.col("name", "shapes").cast(pl.String))
+        operators.select("rank", "start", pl.col("name", "shapes", "dtypes").cast(pl.String))
         .filter(pl.col("name").is_in([*FLOPS]))
         .sort("start")
         .join_asof(windows.sort("start"), on="start", by="rank", check_sortedness=False)
         .filter(pl.col("start") < pl.col("until"))
-        .group_by("rank", "name", "shapes")
+        .group_by("rank", "name", "shapes", "dtypes")
         .agg(calls=pl.len())
         .collect()
     )
-    each = [flops_of(*row) for row in kinds.select("name", "shapes").iter_rows()]
+    each = [flops_of(*row) for row in kinds.select("name", "shapes", "dtypes").iter_rows()]
     asked = kinds.with_columns(each=pl.Series(each, dtype=pl.Float64))
     return (
         asked.filter(pl.col("each").is_not_null().all().over("rank"))

@@ -141,12 +141,15 @@ class Session:
     def run(self, name: str, **options: Any) -> Answer | Skipped:
         """The recipe's answer, or why it could not be given.
 
-        Raises NoSuchRecipe for an unknown name and BadOption for an option it does not have.
+        Raises NoSuchRecipe for an unknown name and BadOption for an option that it does not have, or not with
+        such a value.
         """
         wanted = named(name)
         unknown = sorted(set(options) - {o.name for o in wanted.options})
         if unknown:
             raise BadOption(f"'{wanted.name}' has no option '{shown(unknown[0])}'.")
+        for option in wanted.options:
+            option.check(options.get(option.name), wanted.name)
         self._begun.append(wanted.name)
         with engine_for(self.trace):
             table = self._table(wanted, options)

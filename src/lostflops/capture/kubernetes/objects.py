@@ -53,7 +53,7 @@ def payload() -> Mapping[str, str]:
         recording = Recording([], Path(place) / "run")
         new_run.write(recording)
         made = sorted(file for file in recording.boot.rglob("*") if file.is_file())
-        files = {str(file.relative_to(recording.boot)): file.read_text() for file in made}
+        files = {str(file.relative_to(recording.boot)): file.read_text("utf-8") for file in made}
     settings = json.loads(files[run_folder.SETTINGS])
     # Nobody knows when a pod will start, and equal payloads are to be equal text.
     files[run_folder.SETTINGS] = (
@@ -80,7 +80,7 @@ def program(module: str) -> Mapping[str, str]:
             continue
         if spec is None or spec.origin is None or spec.submodule_search_locations is not None:
             continue
-        found[path] = Path(spec.origin).read_text()
+        found[path] = Path(spec.origin).read_text("utf-8")
         for node in _runs(ast.parse(found[path])):
             if isinstance(node, ast.Import):
                 left += [alias.name for alias in node.names]

@@ -3,6 +3,8 @@
 A snapshot is read when it is named itself: in a folder of traces it is left alone, because the profiler's own
 memory events may be there, and each allocation would count twice. What was alive before its history begins
 stands at the first event; the totals after each event are reckoned back from what is alive at the end.
+Sizes are those that were asked for, as events hold them: `torch.cuda.memory_allocated` counts them rounded
+up.
 """
 
 from __future__ import annotations
@@ -123,7 +125,9 @@ def _blocks(segments: object, stacks: dict[int, str | None]) -> Iterator[tuple[A
             size, address = _int(known.get("size")), _int(known.get("address"))
             address = place if address is None else address
             if known.get("state") == "active_allocated":
-                yield (device, "alloc", address, size, 0, _stack(known.get("frames"), stacks))
+                asked = _int(known.get("requested_size"))
+                frames = _stack(known.get("frames"), stacks)
+                yield (device, "alloc", address, size if asked is None else asked, 0, frames)
             place = None if address is None or size is None else address + size
 
 

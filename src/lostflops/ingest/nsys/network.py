@@ -12,12 +12,16 @@ from lostflops.tables import NAME
 # Tables of samples, and what the name of a device begins with: its real name may say where it stands.
 SOURCES = {"NET_NIC_METRIC": "nic", "NET_IB_SWITCH_METRIC": "switch", "NET_ETH_SWITCH_METRIC": "switch"}
 
+# Units of what holds as it is: an amount per time, or a part of a whole.
+LEVEL = r"(?i)/\s*(?:[mµun]?s\b|sec)|\bper\s*(?:milli|micro|nano|[mµun])?s|[a-z]bps\b|%|percent|\bratio\b"
+
 
 def network_metrics(export: Export, quality: list[Quality]) -> pl.DataFrame:
     """Samples of every port that the export holds, as counters.
 
-    A value with a unit per time is a level, any other was added between its start and its end. Devices are
-    numbered in the order of their ids: their names are the site's.
+    A value with a unit per time, or of a share, is a level; one with another unit was added between its start
+    and its end; without a unit neither is known. Devices are numbered in the order of their ids: their names
+    are the site's.
     """
     names = export.read("TARGET_INFO_NETWORK_METRICS").unique(["metricsListId", "metricsIdx"], keep="first")
     found: list[pl.DataFrame] = []
@@ -37,7 +41,7 @@ def network_metrics(export: Export, quality: list[Quality]) -> pl.DataFrame:
                 instance=pl.col("instance").cast(NAME),
                 value=pl.col("value").cast(pl.Float64),
                 unit=pl.col("unit").cast(NAME),
-                added=~pl.col("unit").str.contains(r"(?i)/\s*m?s\b|per m?s|/ ?sec").fill_null(False),
+                added=~pl.col("unit").str.contains(LEVEL),
             )
         )
     if not found:

@@ -149,5 +149,5 @@ def url(address: str, port: int) -> str:
 def replace(textfile: Path, text: str) -> None:
     """Write what a textfile collector reads, which must never see half of it. Raises OSError."""
     beside = textfile.with_name(f".{textfile.name}.tmp")
-    beside.write_text(text)
+    beside.write_text(text, "utf-8")
     beside.replace(textfile)

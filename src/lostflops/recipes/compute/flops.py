@@ -56,6 +56,9 @@ FLOPS: Mapping[str, Callable[[Shapes], int]] = {
 
 
 FLASH = "aten::_flash_attention_forward"
+# Of complex numbers a multiplication is 6 operations and an addition 2 (LAPACK Working Note 41), where each
+# is one of real numbers. The profiler calls their type `c10::complex<float>`.
+COMPLEX, PER_REAL = "c10::complex<", 4
 
 # FLOPs, or bytes, of a call: minutes on any GPU, so shapes that say more are damaged. Sums fit in 64 bits.
 MOST = 10**17
@@ -124,14 +127,14 @@ def step_flops(operators: Operators, kernels: Kernels) -> pl.LazyFrame:
     name = pl.col("name").cast(pl.String)
     launchers = {**ATTENTION, **BACKWARD}
     kinds = (
-        operators.select("rank", name, pl.col("shapes").cast(pl.String))
+        operators.select("rank", name, pl.col("shapes", "dtypes").cast(pl.String))
         .filter(name.is_in([*FLOPS, *launchers.values()]))
-        .group_by("rank", "name", "shapes")
+        .group_by("rank", "name", "shapes", "dtypes")
         .agg(_calls=pl.len())
         .collect()
     )
     asked = kinds.filter(name.is_in(list(FLOPS)))
-    each = [flops_of(*row) for row in asked.select("name", "shapes").iter_rows()]
+    each = [flops_of(*row) for row in asked.select("name", "shapes", "dtypes").iter_rows()]
     counted = asked.with_columns(_flops=pl.Series(each, dtype=pl.Float64))
     told = pl.col("_flops").is_not_null()
     summed = counted.group_by("rank").agg(
@@ -158,10 +161,12 @@ def launch_counted(calls: Mapping[str, int]) -> list[str]:
     return [*FLOPS, *(inner for name, inner in outer.items() if calls.get(name) == calls.get(inner))]
 
 
-def flops_of(name: str, shapes: str | None) -> float | None:
-    """FLOPs of one call; None for another operator, and where its shapes do not tell."""
+def flops_of(name: str, shapes: str | None, dtypes: str | None) -> float | None:
+    """FLOPs of one call, on real numbers; None for another operator, and where its shapes do not tell."""
     try:
-        found = float(FLOPS[name](json.loads(shapes or "[]")))
+        found = float(FLOPS[name](json.loads(shapes or "[]"))) * (
+            PER_REAL if COMPLEX in (dtypes or "") else 1
+        )
     except (KeyError, ValueError, IndexError, TypeError, OverflowError, RecursionError):
         return None
     return found if 0 <= found <= MOST else None

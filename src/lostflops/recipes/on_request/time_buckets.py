@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated, TypeAlias
 
 import polars as pl
 
 from lostflops import intervals
+from lostflops.recipe import Within
 
+# An option of maps. More are no map, and would take memory without end.
+Buckets: TypeAlias = Annotated[int, "how many stretches to cut the run into", Within(1, 100_000)]
 BUCKETS = {"rank": pl.Int32, "start": pl.Int64, "end": pl.Int64}
 
 

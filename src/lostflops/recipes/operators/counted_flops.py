@@ -86,7 +86,7 @@ def _of_rank(rows: pl.DataFrame, matrix: pl.DataFrame, causal: bool) -> Work:
         share = (inside / device if device else 0.0) if launched else in_steps / time if time else 0.0
         if name not in FLOPS or not share:
             continue
-        each = flops_of(name, shapes)
+        each = flops_of(name, shapes, dtypes)
         if each is None:
             missing += calls
             continue

@@ -13,6 +13,7 @@ from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.operators.counted_flops import Rate, Work, counted, gap, weighted
 from lostflops.tables import Kernels, Ranks
 
+MOST_TOLD = 2**63  # FLOPs per step: more fit no column, and no GPU does them
 FROM_SHAPES = "2mnk of each matrix product, 2 products of each attention (4 backward), as shapes tell"
 
 STEPS = [{"step": 0, "start": 0, "end": 1_000_000}, {"step": 1, "start": 1_000_000, "end": 2_000_000}]
@@ -138,7 +139,7 @@ def model_flops(
         rows.append(
             {
                 "rank": rank,
-                "model_flops": round(model) if model else None,
+                "model_flops": round(model) if model and model < MOST_TOLD else None,
                 "hardware_flops": None if not hardware else round(hardware),
                 "formula": FROM_SHAPES if formula is None else f"(6N + {6 if causal else 12}LHQT) x tokens",
                 "parameters": None if formula is None else parameters,

@@ -134,7 +134,8 @@ def _row(
     gpu: str, row: dict[str, Any], peak_tflops: float | None, memory_tbps: float | None, causal: bool
 ) -> dict[str, Any] | None:
     name, calls, time = row["name"], row["calls"], row["time"]
-    flops, moved = flops_of(name, row["shapes"]), bytes_of(name, row["shapes"], row["dtypes"])
+    asked = name, row["shapes"], row["dtypes"]
+    flops, moved = flops_of(*asked), bytes_of(*asked)
     if flops is None and moved is None:
         return None
     if flops is not None and causal and "attention" in name:

@@ -150,7 +150,7 @@ def _write(run: Path, given: Namespace) -> None:
         if drawn is None:
             raise CannotAnswer("monitor", "the run holds no samples that are drawn")
         with files.replacing(given.html) as file:
-            file.write_text(drawn)
+            file.write_text(drawn, "utf-8")
 
 
 _COLUMNS = ("start", "end", "rank", "device", "metric", "instance", "value", "unit", "added")

@@ -7,7 +7,7 @@ from typing import Annotated
 import polars as pl
 
 from lostflops.columns import Count, Id, Name, Time
-from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipe import Bars, Example, Within, recipe
 from lostflops.tables import Kernels
 
 
@@ -40,7 +40,7 @@ from lostflops.tables import Kernels
 def kernel_sequences(
     kernels: Kernels,
     *,
-    length: Annotated[int, "kernels in a sequence"] = 3,
+    length: Annotated[int, "kernels in a sequence", Within(1, 100)] = 3,
     at_least: Annotated[int, "fewest repeats to list"] = 8,
 ) -> pl.LazyFrame:
     """List what follows what on each stream, the most gap time first.
@@ -52,9 +52,9 @@ def kernel_sequences(
 
     What to try: `torch.compile` for chains of elementwise kernels, `mode="reduce-overhead"` for the gaps.
     """
-    number, ns = max(1, length), pl.col("end") - pl.col("start")
+    ns = pl.col("end") - pl.col("start")
     along = ["rank", "device", "stream"]
-    follows = range(number)
+    follows = range(length)
     sequence = pl.concat_str(
         [pl.col("name").cast(pl.String).shift(-i).over(along) for i in follows], separator=" → "
     )
@@ -64,7 +64,7 @@ def kernel_sequences(
 
     # Kernels of a stream may overlap: no gap begins before all until then have ended.
     gap = (pl.col("start").shift(-1) - pl.col("end").cum_max()).clip(0).over(along)
-    gaps = pl.sum_horizontal(pl.lit(0), *(gap.shift(-i).over(along) for i in range(number - 1)))
+    gaps = pl.sum_horizontal(pl.lit(0), *(gap.shift(-i).over(along) for i in range(length - 1)))
     return (
         kernels.sort(*along, "start", "end", "name")
         .with_columns(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import polars as pl
 
 from lostflops import intervals
 from lostflops.columns import Count, Id, Instant, Number, Time
 from lostflops.recipe import Example, HeatMap, recipe
-from lostflops.recipes.on_request.time_buckets import time_buckets
+from lostflops.recipes.on_request.time_buckets import Buckets, time_buckets
 from lostflops.tables import Kernels
 
 
@@ -47,9 +45,7 @@ from lostflops.tables import Kernels
         ),
     ],
 )
-def launch_queue_depth(
-    kernels: Kernels, *, buckets: Annotated[int, "how many stretches to cut the run into"] = 60
-) -> pl.LazyFrame:
+def launch_queue_depth(kernels: Kernels, *, buckets: Buckets = 60) -> pl.LazyFrame:
     """Cut the run into equal stretches, and average over each rank's time how many kernels wait.
 
     A kernel waits from the start of its launching call to its own start.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import polars as pl
 
 from lostflops.columns import Id, Instant, Share
 from lostflops.recipe import Example, HeatMap, recipe
-from lostflops.recipes.on_request.time_buckets import shares, time_buckets
+from lostflops.recipes.on_request.time_buckets import Buckets, shares, time_buckets
 
 
 @recipe(
@@ -40,9 +38,7 @@ from lostflops.recipes.on_request.time_buckets import shares, time_buckets
         ),
     ],
 )
-def communication_utilization_map(
-    gpu_activity: pl.LazyFrame, *, buckets: Annotated[int, "how many stretches to cut the run into"] = 60
-) -> pl.LazyFrame:
+def communication_utilization_map(gpu_activity: pl.LazyFrame, *, buckets: Buckets = 60) -> pl.LazyFrame:
     """Cut the run into equal stretches, and tell for each how much communication compute hides.
 
     How to read it: stretches with much `communication_alone` at the same place of every step are a

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import polars as pl
 
 from lostflops.columns import Id, Instant, Share
 from lostflops.recipe import Example, HeatMap, recipe
-from lostflops.recipes.on_request.time_buckets import shares, time_buckets
+from lostflops.recipes.on_request.time_buckets import Buckets, shares, time_buckets
 
 
 @recipe(
@@ -53,9 +51,7 @@ from lostflops.recipes.on_request.time_buckets import shares, time_buckets
         ),
     ],
 )
-def gpu_utilization_map(
-    gpu_activity: pl.LazyFrame, *, buckets: Annotated[int, "how many stretches to cut the run into"] = 60
-) -> pl.LazyFrame:
+def gpu_utilization_map(gpu_activity: pl.LazyFrame, *, buckets: Buckets = 60) -> pl.LazyFrame:
     """Cut the run into equal stretches, and split each rank's time in each by what its GPU does.
 
     An instant counts once: under compute, else communication, else copies, else idle.

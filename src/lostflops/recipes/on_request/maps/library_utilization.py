@@ -9,7 +9,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Id, Instant, Share
 from lostflops.recipe import Example, HeatMap, recipe
-from lostflops.recipes.on_request.time_buckets import shares, time_buckets
+from lostflops.recipes.on_request.time_buckets import Buckets, shares, time_buckets
 from lostflops.tables import Kernels, LibraryCalls
 
 
@@ -48,7 +48,7 @@ def library_utilization_map(
     library_calls: LibraryCalls,
     *,
     library: Annotated[str, "MPI, UCX or another library of the table"] = "MPI",
-    buckets: Annotated[int, "how many stretches to cut the run into"] = 60,
+    buckets: Buckets = 60,
 ) -> pl.LazyFrame:
     """Cut the run into equal stretches, and tell how kernels and the calls of a library share them.
 

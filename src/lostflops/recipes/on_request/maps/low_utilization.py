@@ -7,7 +7,7 @@ from typing import Annotated
 import polars as pl
 
 from lostflops.columns import Count, Id, Instant, Share, Time
-from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipe import Bars, Example, Within, recipe
 from lostflops.recipes.on_request.time_buckets import shares, time_buckets
 
 
@@ -40,7 +40,7 @@ from lostflops.recipes.on_request.time_buckets import shares, time_buckets
 def gpu_utilization_low(
     gpu_activity: pl.LazyFrame,
     *,
-    chunks: Annotated[int, "how many equal chunks to cut the run into"] = 100,
+    chunks: Annotated[int, "how many equal chunks to cut the run into", Within(1, 100_000)] = 100,
     below: Annotated[float, "share of a chunk in which the GPU is busy, below which it is listed"] = 0.5,
 ) -> pl.LazyFrame:
     """Cut the time in which GPUs were used into equal chunks, and list those in which a GPU is hardly busy.

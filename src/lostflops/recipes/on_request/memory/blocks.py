@@ -35,14 +35,39 @@ def owners(events: pl.LazyFrame, operators: Operators | None) -> pl.DataFrame:
 def lifetimes(allocations: Allocations) -> pl.LazyFrame:
     """Each allocation with `freed`: when its address was given back, null where that was not recorded.
 
-    At one instant a free comes before an allocation: an address can be given again only then. One that is
-    given again was given back at the latest then, whether that was recorded or not.
+    One that is given again was given back at the latest then, whether that was recorded or not.
     """
     return (
-        allocations.filter(pl.col("address").is_not_null())
-        .sort(*BLOCK, "start", "bytes")
+        _in_turn(allocations.filter(pl.col("address").is_not_null()))
         .with_columns(freed=pl.col("start").shift(-1).over(BLOCK))
         .filter(pl.col("bytes") > 0)
+    )
+
+
+def _in_turn(events: pl.LazyFrame) -> pl.LazyFrame:
+    """The events of each address in an order in which they can have happened.
+
+    Allocations and frees of one instant take turns. A free comes first where the address was given out
+    before; of several, those of other sizes than the allocations give back what is older.
+    """
+    instant, gives = [*BLOCK, "start"], pl.col("bytes") > 0
+    more = gives.sum().cast(pl.Int64) - (~gives).sum().cast(pl.Int64)
+    left = (
+        events.group_by(instant)
+        .agg(_out=pl.when(more != 0).then(more > 0), _alike=pl.col("bytes").sum() == 0)
+        .sort(instant)
+        .with_columns(_before=pl.col("_out").forward_fill().shift().over(BLOCK))
+        .select(*instant, _given=pl.coalesce("_before", ~pl.col("_alike")))
+    )
+    paired = gives.n_unique().over(*instant, pl.col("bytes").abs()) > 1
+    older = ~gives & pl.col("_given")
+    return (
+        events.join(left, on=instant, how="left", nulls_equal=True)
+        .with_columns(_later=pl.when(older).then(paired).otherwise(~paired), _gives=gives)
+        .sort(*instant, "_gives", "_later", "bytes")
+        .with_columns(_turn=2 * pl.int_range(pl.len()).over(*instant, "_gives") + (gives == pl.col("_given")))
+        .sort(*instant, "_turn")
+        .drop("_given", "_later", "_gives", "_turn")
     )
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import polars as pl
 
 from lostflops import intervals
 from lostflops.columns import Bytes, Id, Instant
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.recipes.on_request.time_buckets import time_buckets
+from lostflops.recipes.on_request.time_buckets import Buckets, time_buckets
 from lostflops.tables import Allocations
 
 
@@ -67,9 +65,7 @@ from lostflops.tables import Allocations
         ),
     ],
 )
-def memory_timeline(
-    allocations: Allocations, *, buckets: Annotated[int, "how many stretches to cut the run into"] = 60
-) -> pl.LazyFrame:
+def memory_timeline(allocations: Allocations, *, buckets: Buckets = 60) -> pl.LazyFrame:
     """Cut the run into equal stretches, with the most and the least that was allocated in each.
 
     Amounts are the allocator's own totals after each event, so what was there before the recording counts.

@@ -11,7 +11,7 @@ from lostflops.columns import Id, Instant, Name, Number
 from lostflops.recipe import Example, HeatMap, recipe
 from lostflops.recipes.means import weighted_mean
 from lostflops.recipes.on_request.network.metrics_of_links import of_network
-from lostflops.recipes.on_request.time_buckets import time_buckets
+from lostflops.recipes.on_request.time_buckets import Buckets, time_buckets
 from lostflops.tables import Counters
 
 
@@ -50,7 +50,7 @@ def nic_map(
     counters: Counters,
     *,
     metric: Annotated[str, "only metrics whose name holds this, in any case"] = "",
-    buckets: Annotated[int, "how many stretches to cut the run into"] = 60,
+    buckets: Buckets = 60,
 ) -> pl.LazyFrame:
     """Cut the run into equal stretches, and average every metric of every port in each, by time.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import polars as pl
 
 from lostflops import intervals
 from lostflops.columns import Id, Instant, Name, Number, Share
 from lostflops.recipe import Example, HeatMap, recipe
-from lostflops.recipes.on_request.time_buckets import time_buckets
+from lostflops.recipes.on_request.time_buckets import Buckets, time_buckets
 from lostflops.tables import Copies
 
 
@@ -43,9 +41,7 @@ from lostflops.tables import Copies
         ),
     ],
 )
-def copy_bandwidth(
-    copies: Copies, *, buckets: Annotated[int, "how many stretches to cut the run into"] = 60
-) -> pl.LazyFrame:
+def copy_bandwidth(copies: Copies, *, buckets: Buckets = 60) -> pl.LazyFrame:
     """Cut the run into equal stretches, and spread the bytes of each copy over its time.
 
     How to read it: `while_copying` is what the link gives when it is used; `bandwidth` is what the run makes

@@ -200,7 +200,7 @@ def _patch(given: Namespace) -> None:
         print(after, end="")
         return
     with files.replacing(given.output) as place:
-        place.write_text(after)
+        place.write_text(after, "utf-8")
 
 
 def _say(said: Sequence[tuple[str, Said]], unclaimed: bool, comments_lost: int) -> None:

@@ -229,7 +229,7 @@ def submit(script: str, target: Path, *, wait: bool, then: Callable[[str], str])
 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(script, errors="surrogateescape")
+        target.write_text(script, "utf-8", errors="surrogateescape")
     except OSError as error:
         raise CannotWrite(target, error) from error
     again = _again(target)
