@@ -1167,12 +1167,25 @@ def test_what_is_not_one_dialogue_of_tokens_is_refused_before_it_is_computed(lla
         ({"inputs_embeds": torch.zeros(1, 9, 32)}, "inputs_embeds"),
         ({"use_cache": False}, "use_cache=False"),
         ({"attention_mask": torch.tensor([[0] + [1] * 8])}, "attention_mask"),
+        ({"adapter_names": ["b"]}, "depend on adapter_names"),  # of PEFT, in a batch of several
+        ({"custom_generate": "somebody/theirs"}, "depend on custom_generate"),
     ):
         with pytest.raises(Refused, match=said):
             answered(llama, cache, ids, "a", **changes)
     assert cache.report().suspends == cache.report().misses == 0
     with pytest.raises(Refused, match="no GPU"):
         DialogueCache("1 MiB").generate(llama, ids, "a", use_cache=True)
+
+
+def test_autocast_around_generate_makes_it_another_model_and_dropout_is_refused(llama: Any) -> None:
+    ids, cache = questions(1, 9), for_model()
+    with torch.autocast("cpu", torch.bfloat16):
+        answered(llama, cache, ids, "a")
+        answered(llama, cache, ids, "a", logits_to_keep=1)
+    with pytest.raises(Refused, match="another model"):
+        answered(llama, cache, ids, "b")
+    with pytest.raises(Refused, match="attention_dropout drops out"):
+        answered(tiny_models.llama(attention_dropout=0.1), for_model(), ids, "a")
 
 
 def test_keys_that_depend_on_the_length_of_the_dialogue_are_refused() -> None:

@@ -10,6 +10,7 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -575,7 +576,7 @@ class Chance(nn.Module):
     def __init__(self, draws: str) -> None:
         super().__init__()
         self.inner = tiny_models.Block(32, 4)
-        self.draws, self.calls, self.beside = draws, 0, [0]
+        self.draws, self.calls, self.beside, self.elsewhere = draws, 0, [0], SimpleNamespace(calls=0)
         self.generator = torch.Generator().manual_seed(3)
         self.own, self.array = random.Random(4), np.random.default_rng(5)
         self.old = np.random.RandomState(6)
@@ -584,6 +585,7 @@ class Chance(nn.Module):
         y = self.inner(x)
         self.calls += 1
         self.beside[0] += 1
+        self.elsewhere.calls += 1
         if self.draws == "python's, to skip":
             return y * y if random.random() < 0.5 else y.sin()
         factor: Any = {
@@ -595,6 +597,7 @@ class Chance(nn.Module):
             "its old one of numpy": self.old.rand,
             "none, but counts": lambda: 1 + self.calls,
             "none, but counts in a list": lambda: 1 + self.beside[0],
+            "none, but counts in an object": lambda: 1 + self.elsewhere.calls,
             "none, and counts to no effect": lambda: 2,
         }[self.draws]()
         return (y * y * factor).sin()
@@ -634,6 +637,7 @@ def test_numpy_s_random_numbers_may_be_imported_between_forward_and_backward(
         "its own of numpy",
         "its old one of numpy",
         "none, but counts",
+        "none, but counts in a list",
         "none, and counts to no effect",
     ],
 )
@@ -745,13 +749,13 @@ def test_a_layer_that_writes_to_what_it_has_saved_raises_as_without(keep: Any, v
 
 @pytest.mark.parametrize("keep", [(), ("inner.mlp.*",)], ids=str)
 def test_a_layer_that_computes_something_else_the_second_time_is_refused_in_its_backward(keep: Any) -> None:
-    model, batch = of_chance("none, but counts in a list"), tiny_models.transformer_batch()
+    model, batch = of_chance("none, but counts in an object"), tiny_models.transformer_batch()
     checkpointed = optimize.checkpoint(model, layers=list(model), keep=keep)
     with pytest.raises(Refused, match="'2' computed something else the second time"):
         gradients_of(model, batch)
     assert "forward" not in model[0].__dict__, "still checkpointed"
     assert checkpointed.recomputed
-    model = of_chance("none, but counts in a list")
+    model = of_chance("none, but counts in an object")
     with optimize.checkpoint(model, layers=list(model), keep=keep, verify=None):
         gradients_of(model, batch)
 
@@ -772,12 +776,12 @@ class Rounds(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.calls = tiny_models.Block(32, 4), [0]
+        self.inner, self.seen = tiny_models.Block(32, 4), SimpleNamespace(calls=0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls[0] += 1
+        self.seen.calls += 1
         y = self.inner(x)
-        return (y * (1 + self.calls[0] * torch.finfo(y.dtype).eps)).sin()
+        return (y * (1 + self.seen.calls * torch.finfo(y.dtype).eps)).sin()
 
 
 def test_what_differs_by_rounding_only_is_told_and_not_refused() -> None:

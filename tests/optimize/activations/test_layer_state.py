@@ -300,3 +300,150 @@ def test_a_layer_is_computed_again_with_the_weights_that_it_was_given(loss: Any,
         for _ in range(2):
             assert trained() == plain
     assert checkpointed.recomputed >= 6
+
+
+class Steered(nn.Module):
+    """Reads a condition that others have computed, which adapter is in use, and factors of all kinds."""
+
+    condition: torch.Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(SIDE, SIDE), nn.Linear(SIDE, SIDE)
+        self.active, self.factors, self.powers = ["first"], {"scale": 1.0}, (1,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (self.first if self.active == ["first"] else self.second)(x) * self.factors["scale"]
+        if self.condition is not None:
+            y = (y * self.condition).sin()
+        return x + self.second((y ** self.powers[0]).sin())
+
+
+class SteeredBy(Model):
+    def __init__(self) -> None:
+        super().__init__(Steered)
+        self.condition = nn.Linear(SIDE, SIDE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            layer.condition = self.condition(x.flip(0)) * number if x.mean() > 0 else None  # type: ignore[assignment]
+            x = layer(x)
+        return x
+
+
+def replaced(layer: Any) -> None:
+    layer.active, layer.factors, layer.powers = ["second"], {"scale": 2.0}, (2,)
+
+
+def written(layer: Any) -> None:
+    layer.active[0] = "second"
+    layer.factors["scale"] = 3.0
+
+
+def another_inside(layer: Any) -> None:
+    layer.first = nn.Linear(SIDE, SIDE)
+
+
+def another_forward(layer: Any) -> None:
+    layer.first.forward = lambda x: 2 * x
+
+
+def another_hook(layer: Any) -> None:
+    layer.first.register_forward_hook(lambda _, args, y: 2 * y)
+
+
+def nothing(layer: Any) -> None: ...
+
+
+@pytest.mark.parametrize("verify", ["first step", None])
+@pytest.mark.parametrize(
+    "meanwhile", [nothing, replaced, written, another_inside, another_forward, another_hook]
+)
+def test_a_layer_is_steered_as_it_was_whatever_comes_before_the_backward(
+    meanwhile: Callable[[Any], None], verify: Any
+) -> None:
+    """Only the first backward is compared: what comes later would be wrong without an error."""
+
+    def gradients(model: SteeredBy) -> list[Any]:
+        x = torch.linspace(-1, 2, 8 * SIDE).reshape(8, SIDE)
+        (-model(-x)).square().mean().backward()
+        losses = [model(x + 1).square().mean(), model(x).square().mean()]
+        torch.manual_seed(1)
+        meanwhile(model.layers[1])
+        for loss in losses:
+            loss.backward()
+        return [p.grad.tolist() for p in model.parameters() if p.grad is not None]
+
+    expected, model = gradients(SteeredBy()), SteeredBy()
+    with optimize.checkpoint(model, layers=list(model.layers)[:3], keep=(), verify=verify):
+        assert gradients(model) == expected
+
+
+def test_a_hook_that_changed_something_and_is_gone_before_the_backward_is_refused() -> None:
+    def loss_of(hook: Callable[..., Any]) -> torch.Tensor:
+        handle = model.layers[1].first.register_forward_hook(hook)  # type: ignore[union-attr]
+        loss = model(torch.ones(8, SIDE)).square().mean()
+        handle.remove()
+        return loss
+
+    model, seen = SteeredBy(), list[Any]()
+    with optimize.checkpoint(model, layers=list(model.layers)[:3], keep=()):
+        loss_of(lambda _, args, y: seen.append(y)).backward()  # only looks
+        assert len(seen) == 1
+    for hook in (lambda _, args, y: 2 * y, lambda _, args, y: [y.mul_(2)].clear()):
+        model = SteeredBy()
+        optimize.checkpoint(model, layers=list(model.layers)[:3], keep=())
+        model(torch.ones(8, SIDE)).square().mean().backward()
+        loss = loss_of(hook)
+        with pytest.raises(Refused, match=r"a hook inside 'layers\.1' .* was removed between"):
+            loss.backward()
+
+
+def test_modules_that_have_come_to_a_layer_are_watched_too() -> None:
+    model = SteeredBy()
+    optimize.checkpoint(model, layers=list(model.layers)[:3], keep=())
+    model(torch.ones(8, SIDE)).square().mean().backward()
+    added = nn.Linear(SIDE, SIDE)
+    model.layers[1].first = nn.Sequential(model.layers[1].first, added)  # type: ignore[arg-type]
+    loss = model(torch.ones(8, SIDE)).square().mean()
+    with torch.no_grad():
+        added.bias.add_(1)
+    with pytest.raises(Refused, match=r"of 'layers\.1' .* was written between the forward"):
+        loss.backward()
+
+
+class KeepsItsOutput(Steered):
+    """In an attribute, and in a list, a new one each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Any = None
+        self.all: list[Any] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = super().forward(x)
+        self.all = [self.last, {"x": self.last}]
+        return self.last
+
+
+def test_what_a_layer_keeps_of_its_last_graph_is_let_go_without_a_backward() -> None:
+    model, gone = Model(KeepsItsOutput), []
+    with optimize.checkpoint(model, layers=list(model.layers)[:3], keep=()):
+        gc.disable()
+        try:
+            for _ in range(4):
+                x = torch.ones(8, SIDE)
+                gone.append(weakref.ref(x))
+                model(x)
+                del x
+            assert [one() for one in gone[:2]] == [None] * 2
+        finally:
+            gc.enable()
+
+
+def test_a_lazy_layer_is_refused_before_its_first_forward() -> None:
+    model: Any = nn.Sequential(*[nn.Sequential(nn.LazyLinear(SIDE), nn.Tanh()) for _ in range(2)])
+    with pytest.raises(Refused, match=r"'0\.0\.weight' has no shape yet"):
+        optimize.checkpoint(model, layers=list(model), keep=())
+    model(torch.ones(2, SIDE))
+    optimize.checkpoint(model, layers=list(model), keep=()).undo()

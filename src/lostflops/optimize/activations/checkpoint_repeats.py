@@ -61,7 +61,7 @@ class Repeats:
             self._differs()
             raise Refused(
                 f"'{name}' computed something else the second time: the gradients of this backward are wrong",
-                "it reads what changes from call to call (a count in a list or in another module), or draws "
+                "it reads what changes from call to call (a count in an object or another module), or draws "
                 "random numbers from an unknown source; do not checkpoint it: layers=...",
             )
         self.rounded.add(name)

@@ -20,6 +20,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils import checkpoint as torch_checkpointing
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -92,13 +93,15 @@ def checkpoint(
     A layer that writes in place to what one of its operations has saved raises in the backward, as it does
     without.
 
-    Each recomputation sees the numbers, `training` and replaced tensors that its modules had as attributes
-    in the forward, lists and dictionaries as it was given them, and the attention backends and default dtype
-    then chosen; afterwards they are as before it, so that counts and loads are not added up twice. What a
-    layer changes elsewhere, such as a count in a module's global list, is changed twice. Refused: a
-    layer that writes to a tensor of its own in place, and a weight, buffer or other tensor of it, or one that
-    it is given in a list or dictionary, that is written between the forward and the backward. Writes through
-    `.data` between the two count as none, and give wrong gradients.
+    Each recomputation sees the numbers, `training` and tensors that its modules had as attributes in the
+    forward, lists and dictionaries of such as it had them and was given them, the modules and hooks that were
+    inside, and the attention backends and default dtype then chosen; afterwards they are as before it, so
+    that counts and loads are not added up twice. What a layer changes elsewhere, such as a count in a global
+    list, is changed twice; what it reads of other objects, such as `self.config.scale`, is read as it is
+    then. Refused: a layer that writes to a tensor of its own in place, and a weight, buffer or other tensor
+    of it, or one in a list or dictionary, that is written between the forward and the backward, or a hook
+    that changed something and is removed between the two. Writes through `.data` between the two count as
+    none, and give wrong gradients.
     """
     if every < 1:
         raise Refused(f"every={every} takes no layer", "every=1 takes all of them, every=2 every second one")
@@ -314,12 +317,11 @@ class Checkpointed(AppliedRemedy):
         names, count = list(kwargs), len(args)
         first = id(layer) in self._unchecked
         self.forwards += 1
-        if first:
-            self._drawn_on[id(layer)] = RandomNumbers(layer), LayerState(layer, self._name(layer))
-        if id(layer) in self._drawn_on:
-            numbers, state = self._drawn_on[id(layer)]
-        else:  # of a copy of the model, each time
+        numbers, state = self._drawn_on.get(id(layer), (None, None))
+        if numbers is None or state is None or not state.is_of_now():
             numbers, state = RandomNumbers(layer), LayerState(layer, self._name(layer))
+            if first or id(layer) in self._drawn_on:  # of a copy of the model, each time
+                self._drawn_on[id(layer)] = numbers, state
         states = numbers.states()
         given = LayerArguments((*args, *kwargs.values()), self._name(layer))
         before: Before | None = None
@@ -509,6 +511,11 @@ def _refuse_compiled(where: str, module: torch.nn.Module) -> None:
 
 
 def _refuse_layer(where: str, layer: torch.nn.Module, chosen: set[int]) -> None:
+    if lazy := next((n for n, p in layer.named_parameters() if is_lazy(p)), None):
+        raise Refused(
+            f"'{where}.{lazy}' has no shape yet: a lazy module gets it in its first forward",
+            "run the model once before",
+        )
     for name, module in named(layer):
         _refuse_compiled(f"'{where}.{name}'" if name else f"'{where}'", module)
         if name and id(module) in chosen:

@@ -1,15 +1,15 @@
 """What a layer's forward reads and leaves behind besides its result: brought back when it is computed again.
 
 A recomputation is to see what the forward saw, and to leave nothing behind. A layer that counts its calls, a
-load that a router adds up, dropout after `model.eval()`, an attention backend chosen around the forward: each
-is as it was, and afterwards as it is. So are weights that were given for one call (`functional_call`), and
-which weights are trained. What cannot be brought back is refused: a weight or a tensor that was written in
-place.
+load that a router adds up, dropout after `model.eval()`, a list of the adapters in use, a condition that the
+model has computed and put there, an attention backend chosen around the forward: each is as it was, and
+afterwards as it is. So are weights that were given for one call (`functional_call`), which weights are
+trained, and which modules and hooks are inside. What cannot be brought back is refused: a weight or a tensor
+that was written in place, and a hook that changed something and was removed.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,14 +19,23 @@ from typing import Any, cast
 import torch
 
 from lostflops.optimize import claims
+from lostflops.optimize.activations.layer_attributes import (
+    CONTAINERS,
+    Place,
+    Values,
+    anew,
+    detached,
+    held,
+    without_graph,
+)
+from lostflops.optimize.activations.layer_hooks import KINDS, Hooks, RanHooks, watched
 from lostflops.optimize.model_parts import named
 from lostflops.optimize.refused import Refused
 
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _MISSING: Any = object()
-_PLAIN = (bool, int, float, complex, str, type(None))
-_CONTAINERS = (list, dict, set, deque)
-_TORCHS = frozenset(vars(torch.nn.Module()))  # its own bookkeeping
+_TORCHS = frozenset(vars(torch.nn.Module())) - {"training"}  # its own bookkeeping
+_NOT_HELD = _TORCHS | {"forward"}
 # How torch chooses a kernel, or a dtype: how to read it, and how to set it.
 _CHOICES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (_C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
@@ -36,22 +45,19 @@ _CHOICES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
 )
 
-Place = dict[str, Any]
-
 
 @dataclass(slots=True)
 class Before:
     """As it was when a forward began. Holds no tensor of a graph: that would hold the graph, and itself."""
 
-    plain: list[Any]
     weights: list[tuple[torch.Tensor, int]]  # and buffers and other tensors, with their versions
     choices: list[Any]
     parameters: list[tuple[Place, str, torch.Tensor, bool]]  # and whether they are trained
     travelling: set[int]  # of those, by id, whose memory comes and goes
-    tensors: list[tuple[Place, str, torch.Tensor]] = field(
-        default_factory=list[tuple[Place, str, torch.Tensor]]
-    )  # attributes and buffers
-    written: list[tuple[Place, str, Any]] = field(default_factory=list[tuple[Place, str, Any]])
+    keys: list[frozenset[str]]  # of attributes and buffers
+    values: Values  # of attributes and buffers, of those that can be held
+    forwards: list[tuple[Place, Any]]  # in the place of the class's
+    hooks: list[RanHooks] = field(default_factory=list[RanHooks])
 
 
 class LayerState:
@@ -63,43 +69,44 @@ class LayerState:
         self._attributes: list[Place] = [vars(module) for module in modules]
         self._places: list[Place] = [*self._attributes, *(place["_buffers"] for place in self._attributes)]
         self._parameters: list[Place] = [place["_parameters"] for place in self._attributes]
+        self._modules: list[Place] = [place["_modules"] for place in self._attributes]
+        self._had_modules = [place.copy() for place in self._modules]
+        # Those of the layer itself run around what is computed again.
+        self._hooks: list[Hooks] = [place[kind] for place in self._attributes[1:] for kind in KINDS]
         self._by_fsdp = set(_by_fsdp(modules))
-        self._plain = [
-            (place, key)
-            for place in self._attributes
-            for key, value in place.items()
-            if isinstance(value, _PLAIN)
-        ]
+        self._keys: list[frozenset[str]] = [frozenset()] * len(self._places)
+
+    def is_of_now(self) -> bool:
+        """Whether the layer still has the modules that it had."""
+        return not any(map(_replaced, self._modules, self._had_modules))
 
     @contextmanager
     def forward(self) -> Generator[Before]:
-        """Notes what is there before a forward, and what of it the forward replaces."""
-        had = [place.copy() for place in self._places]
+        """Notes what is there before a forward."""
         parameters = [
-            (place, key, weight if weight.is_leaf else _detached(weight), weight.requires_grad)
+            (place, key, weight if weight.is_leaf else detached(weight), weight.requires_grad)
             for place in self._parameters
             for key, weight in place.items()
             if weight is not None
         ]
+        self._keys = [
+            keys if keys == place.keys() else frozenset(place)
+            for keys, place in zip(self._keys, self._places, strict=True)
+        ]
+        values, tensors = held(self._places, _NOT_HELD)
         before = Before(
-            [place.get(key, _MISSING) for place, key in self._plain],
             [(weight, version_of(weight)) for _, _, weight, _ in parameters],
             [read() for read, _ in _CHOICES],
             parameters,
             _travelling(parameters),
+            self._keys,
+            values,
+            [(place, place["forward"]) for place in self._attributes if "forward" in place],
         )
-        for place, were in zip(self._places, had, strict=True):
-            for key, value in were.items():
-                if isinstance(value, torch.Tensor) and not _is_computed(value):
-                    before.tensors.append((place, key, value))
-        yield before
+        with watched(self._hooks) as before.hooks:
+            yield before
         # What the forward itself writes in place is found when it writes a second time.
-        before.weights += [(tensor, version_of(tensor)) for _, _, tensor in before.tensors]
-        for place, were in zip(self._places, had, strict=True):
-            for key in _replaced(place, were):
-                value = _without_graph(were.get(key, _MISSING))
-                if value is not None:
-                    before.written.append((place, key, *value))
+        before.weights += [(tensor, version_of(tensor)) for tensor in tensors]
 
     @contextmanager
     def again(self, before: Before) -> Generator[None]:
@@ -111,6 +118,7 @@ class LayerState:
                 "backward, and not in both: it would save other tensors when it is computed again",
                 "run the backward before streaming begins or ends",
             )
+        self._refuse_gone_hooks(before)
         had = [place.copy() for place in self._places]
         tensors = [
             (key, value, version_of(value))
@@ -122,9 +130,10 @@ class LayerState:
             value
             for place in self._attributes
             for key, value in place.items()
-            if type(value) in _CONTAINERS and key not in _TORCHS
+            if type(value) in CONTAINERS and key not in _TORCHS
         ]
-        held = [(each, each.copy()) for each in containers]
+        changed = () if self.is_of_now() else self._modules
+        contents = [(each, each.copy()) for each in (*containers, *changed, *filter(None, self._hooks))]
         choices = [read() for read, _ in _CHOICES]
         _choose(before.choices)
         replaced = [
@@ -141,11 +150,12 @@ class LayerState:
         for place, key, weight in replaced:
             _put(place, key, weight)
         _turn(turned.values())
-        for (place, key), value in zip(self._plain, before.plain, strict=True):
-            _put(place, key, value)
-        for place, key, value in (*before.tensors, *before.written):
-            if (id(place), key) not in self._by_fsdp:
-                _put(place, key, value)
+        for place, were in zip(changed, self._had_modules, strict=False):
+            fill(place, were)
+        for hooks, were in zip(self._hooks, before.hooks, strict=False):
+            if hooks:
+                were.leave_out_others(hooks)
+        self._put_back(before)
         try:
             yield
         finally:
@@ -156,11 +166,36 @@ class LayerState:
             for place, were in zip(self._places, had, strict=True):
                 for key in _replaced(place, were):
                     _put(place, key, were.get(key, _MISSING))
-            for each, were in held:
+            for each, were in contents:
                 fill(each, were)
             for key, tensor, version in tensors:
                 if version_of(tensor) != version:
                     raise _written_twice(self._name, key)
+
+    def _put_back(self, before: Before) -> None:
+        """Attributes and buffers as they were: those that have come since are left out."""
+        for place, keys in zip(self._places, before.keys, strict=True):
+            for key in place.keys() - keys:
+                value = place[key]
+                of_fsdp = isinstance(value, torch.Tensor) and without_graph(value) is None
+                if (id(place), key) not in self._by_fsdp and not of_fsdp:
+                    del place[key]
+        for place, forward in before.forwards:
+            _put(place, "forward", forward)
+        for place, key, value in anew(before.values):
+            if (id(place), key) not in self._by_fsdp:
+                _put(place, key, value)
+
+    def _refuse_gone_hooks(self, before: Before) -> None:
+        if any(
+            were.changing and were.changing - hooks.keys()
+            for hooks, were in zip(self._hooks, before.hooks, strict=False)
+        ):
+            raise Refused(
+                f"a hook inside '{self._name}' that changed what a module was given or gave was removed "
+                "between the forward and the backward, which would compute the layer again without it",
+                "remove it after the backward, or do not checkpoint this layer: layers=...",
+            )
 
     def _refuse_written_weights(self, before: Before) -> None:
         for weight, version in before.weights:
@@ -200,14 +235,6 @@ def _by_fsdp(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[int, str]]:
                 yield id(attributes["_parameters"]), info.param_name
 
 
-def _is_computed(tensor: torch.Tensor) -> bool:
-    """Whether it has a graph. Torch refuses to say of a view of what was written since, as FSDP1's are."""
-    try:
-        return tensor.grad_fn is not None
-    except RuntimeError:
-        return True
-
-
 def _written_twice(name: str, key: str) -> Refused:
     return Refused(
         f"the forward of '{name}' writes to its tensor '{key}': recomputing writes twice",
@@ -223,18 +250,6 @@ def _replaced(place: Place, had: Place) -> list[str]:
     if len(place) == len(had) and all(map(is_, place.values(), had.values())):
         return []
     return [key for key in {**had, **place} if place.get(key, _MISSING) is not had.get(key, _MISSING)]
-
-
-def _without_graph(value: Any) -> tuple[Any] | None:
-    """What can be held for as long as a graph lives; None for what cannot be brought back."""
-    if value is _MISSING or isinstance(value, _PLAIN):
-        return (value,)
-    return (_detached(value),) if isinstance(value, torch.Tensor) else None
-
-
-def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    plain = tensor.detach()
-    return plain.requires_grad_() if tensor.requires_grad else plain
 
 
 def _travelling(parameters: list[tuple[Place, str, torch.Tensor, bool]]) -> set[int]:
@@ -255,7 +270,7 @@ def _put(place: Place, key: str, value: Any) -> None:
 
 
 def fill(container: Any, had: Any) -> None:
-    if type(container) is dict:
+    if isinstance(container, dict):
         now, then = cast("Place", container), cast("Place", had)
         if _replaced(now, then):
             now.clear()

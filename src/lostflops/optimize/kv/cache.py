@@ -18,6 +18,7 @@ One model and one device; threads take turns. For serving many users at once, se
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from lostflops.optimize.kv.model import Identity
 from lostflops.optimize.kv.report import CacheTally, KvReport, advice
 from lostflops.optimize.kv.rows import BlockLayout, fitting_block
 from lostflops.optimize.kv.store import Store, plain_tensors
+from lostflops.optimize.model_parts import named
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import AppliedRemedy
 
@@ -456,9 +458,12 @@ def _refuse_more_than_there_is(nbytes: int) -> None:
         )
 
 
+OTHER_GENERATE = ("custom_generate", "inputs")
 ONE_SEQUENCE = ("num_beams", "num_return_sequences", "num_beam_groups")
 NOT_TOKENS = ("embeds", "pixel", "image", "video", "audio", "input_features", "position_ids", "token_type")
 OWN_CACHE = ("past_key_values", "cache_implementation", "assistant_model", "prompt_lookup_num_tokens")
+# Of the model's own arguments, those on which its keys and values do not depend; the mask is looked at.
+OF_NO_EFFECT = ("attention_mask", "logits_to_keep", "num_logits_to_keep", "return_dict", "labels")
 
 
 def _refuse_unlike_dialogue(model: Any, input_ids: Any, kwargs: dict[str, Any]) -> None:
@@ -486,6 +491,20 @@ def _refuse_unlike_dialogue(model: Any, input_ids: Any, kwargs: dict[str, Any]) 
                 f"{name}: keys and values would depend on more than the token ids",
                 "use it without a DialogueCache",
             )
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's takes all
+    arguments = inspect.signature(inner.generate).parameters
+    known = {*arguments, *cast("dict[str, Any]", getattr(config, "__dict__", {})), *OF_NO_EFFECT}
+    for name in kwargs:
+        if kwargs[name] is not None and (name not in known or name in OTHER_GENERATE):
+            raise Refused(
+                f"it is not known whether keys and values depend on {name}",
+                "leave it out, or use it without a DialogueCache",
+            )
+    if (dropout := _dropout(model)) is not None:
+        raise Refused(
+            f"the model is in training mode, and {dropout} drops out at random: its keys would be of chance",
+            "model.eval() first",
+        )
     if asked("use_cache") is False:
         raise Refused("use_cache=False keeps no keys and values", "generate(..., use_cache=True)")
     mask = kwargs.get("attention_mask")
@@ -493,3 +512,15 @@ def _refuse_unlike_dialogue(model: Any, input_ids: Any, kwargs: dict[str, Any]) 
         raise Refused(
             "attention_mask hides tokens, which the cache would keep", "give the dialogue without padding"
         )
+
+
+def _dropout(model: Any) -> str | None:
+    """What drops out as the model is now. Attention does so by a probability in the configuration."""
+    if not getattr(model, "training", False):
+        return None
+    for name, module in named(model):
+        if module.training and isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p:  # pyright: ignore[reportPrivateUsage]
+            return f"'{name}'"
+    config: dict[str, Any] = getattr(getattr(model, "config", None), "__dict__", {})
+    chance = (n for n, v in config.items() if "dropout" in n and isinstance(v, float) and v)
+    return next(chance, None)

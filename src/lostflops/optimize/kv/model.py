@@ -55,7 +55,15 @@ class Identity:
         if self._model is None or self._model() is not model or self._marks != marks:
             self._name = _digest(model)
             self._model, self._marks = weakref.ref(model), marks
-        return self._name
+        return self._name + _autocast(model)
+
+
+def _autocast(model: nn.Module) -> str:
+    """Around the call: the same weights compute other keys in it."""
+    kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return ""
+    return f" in {torch.get_autocast_dtype(kind)}"
 
 
 def refuse_changing_keys(config: Mapping[str, Any]) -> None:
