@@ -186,6 +186,14 @@ def test_waits_of_anomaly_detection_are_advised_to_turn_it_off() -> None:
         assert ("It checks gradients" in found[0].evidence) == (len(told) == 1)
 
 
+def test_what_a_cpu_did_after_a_wait_is_not_known_without_a_row() -> None:
+    for ms, told in ((6, True), (5, False)):  # of 3 ms in a mean step of two ranks with two each
+        names = [(0, WAITS, "cudaStreamSynchronize", 12), (0, WAITS, None, 2 * ms)]
+        (found,) = page(finding("host-waits-for-device", WAITS, 3), names=names)
+        fact = "for 3.00 ms of it only call stacks would tell what the CPU did after the wait"
+        assert (fact in found.evidence) is told
+
+
 def test_garbage_that_the_step_log_counts_is_told_where_nothing_else_is_known() -> None:
     ledger: Rows = [
         (0, n, account, ms)

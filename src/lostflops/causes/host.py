@@ -37,7 +37,7 @@ BY_NAME, UNEXPLAINED = "host-busy-elsewhere", "idle-unexplained"
 # Accounts in which a thread that is blocked has its reason.
 WAITING = ("idle.data_loading", "idle.host_synchronisation", "communication.")
 BLOCKED_BY = "a lock (Python's own, which another thread may hold), a file, another process, or a sleep"
-LOADING = "idle.data_loading"
+LOADING, SYNCHRONISING = "idle.data_loading", "idle.host_synchronisation"
 WAITS = "(?i)synchronize"  # calls that wait for the device
 SYNCS = 4  # waits per step, from which on they come from inside it
 # What is true of the idle time of one account alone.
@@ -85,6 +85,7 @@ def join_host(page: PageFindings) -> None:
     _outside_window(page)
     _synchronised_often(page)
     _detects_anomalies(page)
+    _untold_after_waits(page)
     _slowed_by_saving(page)
     _beside_python(page)
     _blocked(page)
@@ -440,6 +441,16 @@ def _detects_anomalies(page: PageFindings) -> None:
         told = replace(waits, next=on.next, remedies=())
         page.replace(waits, told)
         page.absorb(told, [on])
+
+
+def _untold_after_waits(page: PageFindings) -> None:
+    """What a CPU does after it waited may be what takes long, and needs a row of its own to be told."""
+    waits = page.of("host-waits-for-device")
+    unnamed = page.given.names.filter(pl.col("account") == SYNCHRONISING, pl.col("name").is_null())
+    untold = int(unnamed["ns"].sum()) // max(1, page.given.num_steps)
+    if waits is not None and untold and 2 * untold >= waits.size:
+        fact = f"for {milliseconds(untold)} of it only call stacks would tell what the CPU did after the wait"
+        page.replace(waits, replace(waits, evidence=(*waits.evidence, fact)))
 
 
 def _slowed_by_saving(page: PageFindings) -> None:

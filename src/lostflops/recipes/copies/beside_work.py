@@ -8,6 +8,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.recipes.accounting import LONG
+from lostflops.recipes.means import quotient
 from lostflops.recipes.steps.totals import nothing_elsewhere
 
 NOTHING = ("copies", "bytes", "time", "hidden", "exposed", "copies_in_steps", "bytes_in_steps", "held",
@@ -90,7 +91,9 @@ def with_bound(whole: pl.LazyFrame, totals: pl.LazyFrame, busiest: pl.LazyFrame)
         )
         .with_columns(pl.when("_launched").then(pl.col(calls)))
         .with_columns(
-            idle_share=pl.when(pl.col("step_time") > 0).then(pl.col("idle_in_calls") / pl.col("step_time")),
+            idle_share=pl.when(pl.col("step_time") > 0).then(
+                quotient(pl.col("idle_in_calls"), pl.col("step_time"))
+            ),
             idle_per_step=pl.when(pl.col("steps") > 0).then(pl.col("idle_in_calls") // pl.col("steps")),
             # Null where the calls are: the least of two numbers would be the other.
             at_most=pl.when("_launched").then(

@@ -122,6 +122,7 @@ def _row(memory: str, first: int, last: int, rank: int = 0, steady: bool = True)
 
 @step_log_memory_growth.finding(
     name="memory-grows",
+    none_known="What keeps the memory is in the job's own code.",
     examples=[
         Shows(
             "200 MiB more in 200 steps",

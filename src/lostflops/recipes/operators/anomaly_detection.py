@@ -110,6 +110,7 @@ def anomaly_detection(
 
 @anomaly_detection.finding(
     name="anomaly-detection-on",
+    none_known="It is one call in the job's own code: `torch.autograd.set_detect_anomaly(False)`.",
     verdict=Verdict("Slowed by anomaly detection", "checking gradients for NaN"),
     examples=[
         Shows(
