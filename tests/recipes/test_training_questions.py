@@ -170,7 +170,7 @@ def test_bytes_are_inputs_and_outputs(name: str, shapes: str, dtypes: str, amoun
     ],
 )
 def test_flops_beyond_what_a_call_can_ask_for_are_not_told(shapes: str, flops: float | None) -> None:
-    assert flops_of("aten::mm", shapes) == flops
+    assert flops_of("aten::mm", shapes, None) == flops
 
 
 def test_a_type_that_is_no_text_has_no_precision() -> None:
