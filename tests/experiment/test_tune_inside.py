@@ -26,10 +26,11 @@ torch.set_num_threads(64)
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
 
 class Numbers(Dataset):
+    blur = torch.nn.Linear(8, 8).requires_grad_(False)
     def __len__(self):
         return 48
     def __getitem__(self, index):
-        return torch.full((8,), index / 48)
+        return self.blur(torch.full((8,), index / 48))
 
 torch.manual_seed(0)
 inner = torch.nn.Linear(8, 4)
@@ -54,11 +55,19 @@ for n, batch in enumerate(loader):
 told = {
     "threads": torch.get_num_threads(), "workers": loader.num_workers, "sent": len(sent),
     "dtype": str(out.dtype), "fused": optimizer.param_groups[0]["fused"], "collecting": gc.isenabled(),
-    "weights": str(inner.weight.dtype),
+    "weights": str(inner.weight.dtype), "data": str(batch.dtype),
 }
 print(json.dumps(told))
-if "odd" in sys.argv:
-    model(batch).sum().backward()
+if "two" in sys.argv:  # models: each is in every micro-batch, then each in another one
+    other = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+    other.register_comm_hook(None, hook)
+    sent.clear()
+    for _ in range(2):
+        other(model(batch.float()).float()).sum().backward()
+    optimizer.step()
+    print(f"sent {len(sent)}")
+    model(batch.float()).sum().backward()
+    other(torch.ones(2, 4)).sum().backward()
     optimizer.step()
 dist.destroy_process_group()
 """
@@ -79,15 +88,17 @@ def test_every_change_is_made_to_a_job_that_knows_nothing_of_it(tmp_path: Path) 
     (tmp_path / "job.py").write_text(JOB)
     shim = tmp_path / "shim"
     changes.write(MADE, shim)
-    words = [sys.executable, str(tmp_path / "job.py"), str(tmp_path / "meet"), "odd"]
+    words = [sys.executable, str(tmp_path / "job.py"), str(tmp_path / "meet"), "two"]
     ended = command.run(changes.command_line(words, MADE, shim), tmp_path / "run", None)
     printed = (tmp_path / "run" / run_folder.OUTPUT).read_text()
     told = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
     assert told == {
         "threads": 1, "workers": 2, "sent": 12, "dtype": "torch.bfloat16", "fused": True,
-        "collecting": False, "weights": "torch.float32",
+        "collecting": False, "weights": "torch.float32", "data": "torch.float32",
     }  # fmt: skip
-    # A step of one micro-batch would have used gradients that were not sent.
+    # Both models send once a step. A step of one micro-batch of each would have used gradients that were not
+    # sent.
+    assert "sent 2" in printed.splitlines()
     assert ended.failed and "a step of 1 micro-batches in the place of 2" in ended.said()
     # The recorder saw its steps beside it.
     assert len(starts.read(ended.run).losses()) == 12

@@ -496,6 +496,29 @@ def test_a_scheduler_put_over_it_keeps_it_from_the_object_but_not_from_being_und
     assert all_of(model, optimizer) == expected("AdamW")
 
 
+def test_undone_under_a_scheduler_it_is_applied_again() -> None:
+    model = Model()
+    optimizer = OPTIMIZERS["AdamW"](groups(model))
+    offloaded = optimize.optimizer_offload(optimizer, device=ThreadedDevice(), **WAY)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    train(model, optimizer, 2)
+    with pytest.raises(Refused, match="offloaded already"):
+        optimize.optimizer_offload(optimizer, device=ThreadedDevice(), **WAY)
+    offloaded.undo()
+    with optimize.optimizer_offload(optimizer, device=ThreadedDevice(), **WAY) as again:
+        train(model, optimizer, 3, 2)
+    assert all_of(model, optimizer) == expected("AdamW") and again.report().steps == 3
+
+
+class Normed(torch.optim.AdamW):
+    """Its step is torch's, and begins with a norm of all gradients of a group."""
+
+    def _init_group(self, group: Any, *more: Any) -> Any:
+        gradients = [p.grad for p in group["params"] if p.grad is not None]
+        nn.utils.clip_grads_with_norm_(group["params"], 1.0, nn.utils.get_total_norm(gradients))
+        return super()._init_group(group, *more)  # type: ignore[misc]
+
+
 class OneBuffer(torch.optim.Optimizer):
     """Keeps all of its averages in one memory, and two names for each other state."""
 
@@ -633,6 +656,8 @@ def test_what_cannot_be_done_is_refused_in_words(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(Refused, match="lie on cpu, meta"):
         both = [*model.parameters(), *nn.Linear(2, 2, device="meta").parameters()]
         offload(torch.optim.AdamW(both), device=device)
+    with pytest.raises(Refused, match="whether Normed treats each parameter by itself"):
+        offload(Normed(model.parameters()), device=device)
     shares = ThreadedDevice()
     shares.coherent = True
     with pytest.raises(Refused, match="shares the host's memory"):

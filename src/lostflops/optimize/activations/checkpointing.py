@@ -36,8 +36,8 @@ from lostflops.optimize.activations.checkpoint_measured import (
     state_put_back,
 )
 from lostflops.optimize.activations.checkpoint_repeats import Repeats
-from lostflops.optimize.activations.layer_arguments import LayerArguments
-from lostflops.optimize.activations.layer_state import Before, LayerState, state_tensors
+from lostflops.optimize.activations.layer.arguments import LayerArguments
+from lostflops.optimize.activations.layer.state import Before, LayerState, state_tensors
 from lostflops.optimize.activations.random_numbers import RandomNumbers
 from lostflops.optimize.activations.unwritten_saves import unwritten_saves
 from lostflops.optimize.amounts import written

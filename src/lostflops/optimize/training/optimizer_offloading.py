@@ -164,7 +164,7 @@ class OptimizerOffload(AppliedRemedy):
         ]
         # torch's own wrapper: hooks before and after a step run once, whatever happens in between.
         wrapped = cast("Any", torch.optim.Optimizer).profile_hook_step(self._step_of())
-        wrapped._lostflops = True
+        wrapped._lostflops = self  # a scheduler's wrapper of it says so, too
         if hasattr(self._had, "_wrapped_by_lr_sched"):  # a scheduler looks for its mark
             wrapped._wrapped_by_lr_sched = True
         self._ours = optimizer.__dict__["step"] = MethodType(wrapped, optimizer)
@@ -359,11 +359,8 @@ def _without_hooks(step: Any) -> Callable[..., Any]:
 
 def _check(optimizer: Any, each_by_itself: bool) -> None:
     kind = cast("Any", type(optimizer))
-    known = {
-        _without_hooks(getattr(torch.optim, name).step)
-        for name in EACH_BY_ITSELF
-        if hasattr(torch.optim, name)
-    }
+    classes = [getattr(torch.optim, name) for name in EACH_BY_ITSELF if hasattr(torch.optim, name)]
+    known = {(_without_hooks(each.step), getattr(each, "_init_group", None)) for each in classes}
     if hasattr(optimizer, "optimizer"):
         raise Refused(f"{kind.__name__} is put around an optimizer", "give that one: optimizer.optimizer")
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -371,13 +368,16 @@ def _check(optimizer: Any, each_by_itself: bool) -> None:
             "LBFGS keeps one state for all parameters, and they step together",
             "leave its states where they are",
         )
-    if _without_hooks(kind.step) not in known and not each_by_itself:
+    # The step of a class that changes what its step begins with is another one.
+    its_own = _without_hooks(kind.step), getattr(kind, "_init_group", None)
+    if its_own not in known and not each_by_itself:
         raise Refused(
             f"it is not known whether {kind.__name__} treats each parameter by itself",
             "if no number is computed from several parameters in its step, say each_by_itself=True",
         )
     had = optimizer.__dict__.get("step")
-    if hasattr(had, "_lostflops"):
+    below = getattr(had, "_lostflops", None)
+    if below is not None and not below._undone:
         raise Refused("the states of this optimizer are offloaded already", "undo that first")
     if had is not None and not hasattr(had, "_wrapped_by_lr_sched"):
         raise Refused(

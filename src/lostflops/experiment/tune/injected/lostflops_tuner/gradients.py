@@ -27,13 +27,13 @@ def buckets(module: Any, note: Note, mb: int) -> None:
 
 
 def sent_once(module: Any, note: Note, passes: int) -> None:
-    """Of so many micro-batches per step, the last one sends the gradients.
+    """Of so many micro-batches per step, the last one sends the gradients, of each model by itself.
 
     A step that was made of another number of them would use gradients that were not sent: it is an error.
     """
     cls = module.DistributedDataParallel
     forward = cls.forward
-    made: list[Any] = []
+    made: dict[int, int] = {}  # forward passes since the last step, by the id of a model
     armed = False
 
     @functools.wraps(forward)
@@ -43,17 +43,17 @@ def sent_once(module: Any, note: Note, passes: int) -> None:
             sys.modules["torch.optim.optimizer"].register_optimizer_step_pre_hook(before_step)
             armed = True
         if sys.modules["torch"].is_grad_enabled() and self.training:
-            made.append(self)
-            self.require_backward_grad_sync = len(made) >= passes
-            if len(made) == 1:
-                note(f"no_sync in {passes - 1} of {passes} micro-batches")
+            made[id(self)] = made.get(id(self), 0) + 1
+            self.require_backward_grad_sync = made[id(self)] >= passes
+            note(f"no_sync in {passes - 1} of {passes} micro-batches")
         return forward(self, *args, **given)
 
     def before_step(*_: Any) -> None:
-        if made and len(made) != passes:
-            raise RuntimeError(
-                f"lostflops tune: a step of {len(made)} micro-batches in the place of {passes}"
-            )
+        for found in made.values():
+            if found != passes:
+                raise RuntimeError(
+                    f"lostflops tune: a step of {found} micro-batches in the place of {passes}"
+                )
         made.clear()
 
     cls.forward = changed

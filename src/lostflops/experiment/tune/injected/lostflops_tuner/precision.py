@@ -11,7 +11,11 @@ Note = Callable[[str], None]
 
 
 def bf16(module: Any, note: Note) -> None:
-    """Forward passes of the outermost module that is trained run under autocast to bf16."""
+    """Forward passes of the outermost module that is trained run under autocast to bf16.
+
+    So do those of a loss, which keeps it in fp32. A module that prepares data stays as it is: it trains
+    nothing, and is given nothing that has a gradient.
+    """
     cls = module.Module
     call = cls.__call__
     depth = 0
@@ -19,7 +23,7 @@ def bf16(module: Any, note: Note) -> None:
     @functools.wraps(call)
     def changed(self: Any, *args: Any, **given: Any) -> Any:
         nonlocal depth
-        if depth or not self.training:
+        if depth or not self.training or not _has_gradients(self, args, given):
             return call(self, *args, **given)
         torch = sys.modules["torch"]
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -32,6 +36,11 @@ def bf16(module: Any, note: Note) -> None:
             depth -= 1
 
     cls.__call__ = changed
+
+
+def _has_gradients(module: Any, args: tuple[Any, ...], given: dict[str, Any]) -> bool:
+    tensors = (*args, *given.values(), *module.parameters())
+    return any(getattr(tensor, "requires_grad", False) is True for tensor in tensors)
 
 
 def tf32(module: Any, note: Note) -> None:

@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 
 from lostflops.optimize import claims
-from lostflops.optimize.activations.layer_attributes import (
+from lostflops.optimize.activations.layer.attributes import (
     CONTAINERS,
     Place,
     Values,
@@ -28,7 +28,7 @@ from lostflops.optimize.activations.layer_attributes import (
     held,
     without_graph,
 )
-from lostflops.optimize.activations.layer_hooks import KINDS, Hooks, RanHooks, watched
+from lostflops.optimize.activations.layer.hooks import KINDS, Hooks, RanHooks, watched
 from lostflops.optimize.model_parts import named
 from lostflops.optimize.refused import Refused
 

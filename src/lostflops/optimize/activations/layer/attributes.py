@@ -17,7 +17,20 @@ CONTAINERS = (list, dict, set, deque)
 MOST = 4096  # values of a list, dictionary or set: of longer ones nothing is held
 _NOT_HELD: Any = object()
 _PLAINEST = frozenset((bool, int, float, str, type(None)))  # as nearly all are: found sooner
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, range, slice, torch.dtype, torch.device)
+_PLAIN: Any = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    Enum,
+    range,
+    slice,
+    torch.dtype,
+    torch.device,
+)
 
 
 Place = dict[str, Any]
@@ -71,13 +84,15 @@ def _made_of(value: Any, known: dict[int, Any]) -> Any:
 
 
 def _copied(container: Any, known: dict[int, Any]) -> Any:
-    kind: Any = type(container)
+    kind = cast("Any", type(container))
     made = [_made_of(one, known) for one in (container.values() if kind is dict else container)]
     if any(one is _NOT_HELD for one in made):
         return _NOT_HELD
     if kind is dict:
         return dict(zip(cast("dict[Any, Any]", container), made, strict=True))
-    return deque(made, cast("deque[Any]", container).maxlen) if kind is deque else kind(made)
+    if kind is deque:
+        return deque(made, cast("deque[Any]", container).maxlen)
+    return cast("Any", type(container))(made)
 
 
 def _is_function(value: Any) -> bool:

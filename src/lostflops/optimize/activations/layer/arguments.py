@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from lostflops.optimize.activations.layer_state import fill, version_of
+from lostflops.optimize.activations.layer.state import fill, version_of
 from lostflops.optimize.activations.random_numbers import Ways, bring_back, states_of, ways_of
 from lostflops.optimize.refused import Refused
 
