@@ -41,6 +41,7 @@ from .lateness import (
 )
 from .longer_compute import (
     device_is_slow,
+    later_part,
     launches_as_many,
     slow_device,
     slower_compute,
@@ -512,6 +513,8 @@ def _together(page: PageFindings, group: LateTogether, waited: int, waits: Findi
     slower = None
     if group.account == "compute":
         slower = slower_compute(group.ranks[0], replace(given, work=alone))
+        if later := later_part(group.ranks[0], given):
+            slower = later, False
         does = f"compute {milliseconds(group.main)} longer than the others"
     else:
         account = ACCOUNTS[group.account]

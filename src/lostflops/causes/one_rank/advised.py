@@ -16,6 +16,7 @@ from lostflops.causes.longer_compute import (
     IF_EXPERTS,
     device_is_slow,
     has_experts,
+    later_part,
     launches_as_many,
     of_experts,
     slow_device,
@@ -31,6 +32,10 @@ SAVING, LAUNCHING = "idle.checkpoint_logging", "idle.launch_bound"
 SLOW_HOST = (
     "Find out why its CPU is slower, for it launches no more than the others: other processes on its cores "
     "(`top`), a core per process (`torchrun --numa-binding=node`), the clock (`cpupower frequency-info`)."
+)
+ZIGZAG = (
+    "Give each rank a part from the beginning of a sequence and one from its end (zigzag ring attention, as "
+    "PyTorch's `context_parallel`, Megatron-LM and Transformer Engine do by themselves), or strips of it."
 )
 AS_MANY = (
     "Give the ranks like amounts of work: as many micro-batches and sequences on each. Where they have parts "
@@ -111,6 +116,8 @@ def for_one(page: PageFindings, rank: int, account: str, excess: Excess | None =
 def evener(page: PageFindings, rank: int) -> Advice | None:
     """What evens out the work of ranks of which this one has more to do, where sequence lengths would not."""
     given = page.given
+    if later_part(rank, given):
+        return Advice(ZIGZAG, (), evened=True)
     if of_experts(rank, given):
         return Advice(EXPERTS_EVEN, (), evened=True)
     if not launches_as_many(rank, given):
