@@ -112,7 +112,8 @@ def ring(attention: list[int]) -> dict[str, list[dict[str, Any]]]:
     """Ranks multiply matrices for 20 ms, then attend for so long while keys and values go round."""
     job, ranks = Job(transfer=1), len(attention)
     job.run([[Work(computes=20 + longer, calls=2) for longer in attention]] * 4)
-    for first, second in zip(job.tables["kernels"][0::3], job.tables["kernels"][1::3], strict=True):
+    products = [row for row in job.tables["kernels"] if row["family"] == "gemm"]
+    for first, second in zip(products[0::2], products[1::2], strict=True):
         first["end"] = second["start"] = first["start"] + 20 * MS
         second |= {"family": "attention", "name": "flash_fwd"}
     for step in job.tables["steps"]:
@@ -140,4 +141,4 @@ def test_attention_that_does_not_rise_around_a_ring_is_not_causal(
     tmp_path: Path, attention: list[int]
 ) -> None:
     first = first_of(tmp_path, ring(attention))
-    assert first.size > 20 * MS and "zigzag" not in first.next
+    assert first.size >= 20 * MS and "zigzag" not in first.next

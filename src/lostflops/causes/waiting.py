@@ -12,6 +12,7 @@ from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipes.communication.slow_links import SLOWER
 from lostflops.recipes.communication.split import ALL_HERE
 
+from .between_ranks.advice import Advice, beyond_others, evener, for_one
 from .between_ranks.exposed import EXPOSED, WAITING_TOLD, exposed_communication
 from .between_ranks.few_ranks import late_among_few, waited_in_turn
 from .given import COMMUNICATION, OTHER_HOST, Given, has_stages
@@ -47,17 +48,7 @@ from .longer_compute import (
     slower_compute,
 )
 from .names import NAMED_FROM, called, listed, made_of
-from .one_rank.advised import (
-    FINDING_OF,
-    UNEVEN,
-    Advice,
-    beyond_others,
-    evener,
-    for_one,
-    key_of,
-    label,
-    remedy_of,
-)
+from .one_rank.advised import FINDING_OF, UNEVEN, key_of, label, remedy_of
 from .one_rank.late import Excess, Late, also, more_of, says
 from .page_findings import PageFindings
 from .purposes import STAGES, main_purpose
