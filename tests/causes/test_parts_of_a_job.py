@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import lostflops
 from lostflops.finding import Finding
 from made_runs import MS, Job, Work, made
@@ -104,3 +106,39 @@ def test_the_rank_that_is_late_next_is_named(tmp_path: Path) -> None:
     assert first.rank == 5 and first.size == 20 * MS
     assert "rank 2 is next: it computes 28.0 ms longer than the others" in first.evidence
     assert first.next.endswith("The same on rank 2.")
+
+
+def ring(attention: list[int]) -> dict[str, list[dict[str, Any]]]:
+    """Ranks multiply matrices for 20 ms, then attend for so long while keys and values go round."""
+    job, ranks = Job(transfer=1), len(attention)
+    job.run([[Work(computes=20 + longer, calls=2) for longer in attention]] * 4)
+    products = [row for row in job.tables["kernels"] if row["family"] == "gemm"]
+    for first, second in zip(products[0::2], products[1::2], strict=True):
+        first["end"] = second["start"] = first["start"] + 20 * MS
+        second |= {"family": "attention", "name": "flash_fwd"}
+    for step in job.tables["steps"]:
+        rank, start = step["rank"], step["start"] + MS
+        for kind, peer in (("send", (rank + 1) % ranks), ("receive", (rank - 1) % ranks)):
+            one = {"rank": rank, "start": start, "end": start + MS, "arrival": start, "kind": kind}
+            job.tables["collectives"].append(
+                {**one, "peer": peer, "group": "cp", "group_size": ranks, "bytes_in": 8, "bytes_out": 8}
+            )
+    return job.tables
+
+
+@pytest.mark.parametrize("attention", [[10, 30, 50, 70], [10, 12, 14, 70], [10, 30]])
+def test_causal_attention_around_a_ring_is_told_with_how_to_split_a_sequence(
+    tmp_path: Path, attention: list[int]
+) -> None:
+    first = first_of(tmp_path, ring(attention))
+    assert "zigzag" in first.next and first.remedies == ()
+    said = f"attention takes 10.0 ms per step on rank 0 and {attention[-1]}.0 ms on rank {len(attention) - 1}"
+    assert said in " ".join(first.evidence)
+
+
+@pytest.mark.parametrize("attention", [[30, 10, 50, 70], [40, 40, 40, 70]])
+def test_attention_that_does_not_rise_around_a_ring_is_not_causal(
+    tmp_path: Path, attention: list[int]
+) -> None:
+    first = first_of(tmp_path, ring(attention))
+    assert first.size >= 20 * MS and "zigzag" not in first.next

@@ -14,7 +14,6 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.accounts.account import Row
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, percent
-from lostflops.intervals.matching import PAIR
 from lostflops.naming.host_causes import cause_of, causes_of
 from lostflops.recipes.compute.flops import FLOPS, flops_of
 from lostflops.recipes.compute.work import executions
@@ -27,11 +26,14 @@ from .declared import remedies
 from .names import bytes_of
 from .purposes import (
     CALLED,
+    MEETING,
     RING,
     STAGES,
     Exposed,
+    first_waits,
     in_one_process,
     main_purpose,
+    met,
     surely_waited,
 )
 from .purposes import SIZED as OF_SIZE
@@ -47,7 +49,7 @@ WAITED = pl.Schema(
 SAVING = pl.Schema({"rank": pl.Int32, "step": pl.Int64, "ns": pl.Int64, "name": pl.String})
 ASKED = pl.Schema({"rank": pl.Int32, "flops": pl.Float64})
 PURPOSES, TOTAL = pl.Schema({"purpose": pl.String, "ns": pl.Int64}), pl.Schema({"ns": pl.Int64})
-MEETING = pl.Schema({"rank": pl.Int32, "lowest": pl.Int32})
+WINDOW = ("rank", "start", "end")
 SCHEDULE = pl.Schema({"schedule": pl.String})
 INTERLEAVED, ZERO_BUBBLE = "interleaved", "zb"
 CHECKPOINT = "idle.checkpoint_logging"
@@ -276,6 +278,14 @@ def gather(
         matches, runs = _table(session, "communication_matches"), _table(session, "device_runs")
         return 0 if matches is None or runs is None else surely_waited(matches, runs, counted)
 
+    def meeting() -> pl.DataFrame:
+        matches = _table(session, "communication_matches")
+        return MEETING.to_frame() if matches is None else met(matches)
+
+    def first(session: Session, counted: pl.DataFrame) -> int:
+        matches, windows = _table(session, "communication_matches"), ledger.select(*WINDOW).unique()
+        return 0 if matches is None else first_waits(matches, windows.rename({"end": "until"}))
+
     def folded(name: str, empty: pl.Schema, fold: Callable[[], pl.DataFrame]) -> pl.DataFrame:
         try:
             return session.folded(f"page_{name}", fold)
@@ -301,8 +311,8 @@ def gather(
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
-        meeting=_sets(folded("meeting", MEETING, lambda: _meeting(session))) if many else (),
-        first_waits=total("first_waits", _first_waits) if many else 0,
+        meeting=_sets(folded("meeting", MEETING, meeting)) if many else (),
+        first_waits=total("first_waits", first) if many else 0,
         held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
         surely_waited=total("surely_waited", sure) if many and missing else 0,
         beyond_fastest=total("beyond_fastest", lambda session, counted: exposed().beyond_fastest())
@@ -415,51 +425,9 @@ def _schedule(session: Session) -> pl.DataFrame:
     return pl.DataFrame({"schedule": [ZERO_BUBBLE if apart else str(named)]}, schema=SCHEDULE)
 
 
-def _first_waits(session: Session, counted: pl.DataFrame) -> int:
-    """The longest wait in each operation, summed over those of a rank's mean step; of the rank with most, ns.
-
-    If nobody came later than the first, no step could be shorter by more.
-    """
-    matches, steps = _table(session, "communication_matches"), _table(session, "counted_steps")
-    if matches is None or steps is None:
-        return 0
-    windows = steps.join(counted, on=["rank", "step"], how="semi").select("rank", "start", until="end")
-    rows = (
-        matches.filter(pl.col("wait").is_not_null(), ~pl.col("kind").cast(pl.String).is_in(PAIR))
-        .with_columns(longest=pl.col("wait").max().over("instance"))
-        .select("rank", "longest", start="arrival")
-        .sort("start")
-        .join_asof(windows.sort("start"), on="start", by="rank", check_sortedness=False)
-        .filter(pl.col("start") < pl.col("until"))
-    )
-    each = rows.group_by("rank").agg(pl.col("longest").sum()).join(windows.group_by("rank").len(), on="rank")
-    most = each.select((pl.col("longest") // pl.col("len")).max()).item()
-    return int(most or 0)
-
-
 def _sets(meeting: pl.DataFrame) -> tuple[frozenset[int], ...]:
     by_lowest = meeting.group_by("lowest").agg("rank").sort("lowest")
     return tuple(frozenset(ranks) for ranks in by_lowest["rank"].to_list())
-
-
-def _meeting(session: Session) -> pl.DataFrame:
-    """Which ranks take part in operations together, over others too: rank, and the lowest of those."""
-    matches = _table(session, "communication_matches")
-    if matches is None:
-        return MEETING.to_frame()
-    known = matches.filter(pl.col("instance").is_not_null())
-    group = pl.col("group").cast(pl.String).fill_null("")
-    is_pair = pl.col("kind").cast(pl.String).is_in(PAIR)
-    of_groups = known.filter(~is_pair).select("rank", _of=group).unique().sort("_of", "rank")
-    pairs = known.filter(is_pair).select("rank", "peer").unique().drop_nulls()
-    sets = [frozenset[int](ranks) for ranks in of_groups.group_by("_of").agg("rank")["rank"]]
-    sets += [frozenset[int](pair) for pair in pairs.iter_rows()]
-    found: list[frozenset[int]] = []
-    for ranks in sets:
-        met = [each for each in found if each & ranks]
-        found = [*(each for each in found if not each & ranks), ranks.union(*met)]
-    told = sorted((rank, min(ranks)) for ranks in found for rank in ranks)
-    return pl.DataFrame(told, schema=MEETING, orient="row")
 
 
 def _held_back(session: Session, counted: pl.DataFrame) -> int:

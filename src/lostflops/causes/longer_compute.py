@@ -10,7 +10,7 @@ import polars as pl
 from lostflops.finding import milliseconds, percent
 
 from .given import SIZED, Given, has_stages
-from .purposes import EXPERTS
+from .purposes import CONTEXT, EXPERTS, RING
 
 ALIKE = 0.1  # kernels of two ranks take as long as each other within this share
 SAME_WORK = 0.8  # of a rank's kernel time in kernels that the others run as often
@@ -24,6 +24,7 @@ ATTENTION, ENOUGH = (
     "attention",
     0.25,
 )  # of what the others compute, beside attention, that tells a device's pace
+LATER = 1.2  # times the first rank's attention: that of the last rank of a ring, where attention is causal
 DOCUMENTS = "longer documents packed into its batches"
 ADVICE = (
     "Even out the tokens per expert: the router's auxiliary loss or bias, a capacity per expert, or busy "
@@ -73,6 +74,8 @@ def slower_compute(rank: int, given: Given) -> tuple[str, bool] | None:
     gpus = other_gpu(rank, given)
     if gpus and not _flops_more(rank, given):
         return f"it runs on {gpus[0]}, the others on {gpus[1]}", True
+    if later := later_part(rank, given):
+        return later, False
     steps, ranks = given.steps, others["rank"].n_unique()
     usual = (
         others.group_by("family", "kernel")
@@ -120,6 +123,43 @@ def slower_compute(rank: int, given: Given) -> tuple[str, bool] | None:
             return f"{larger}: it has more work, such as {_such(given)}", False
         return "it takes longer for inputs that are no larger than theirs", True
     return f"it runs other or larger {kind} than they do: it has more work, such as {_such(given)}", False
+
+
+def later_part(rank: int, given: Given) -> str:
+    """That attention takes longer on each rank of a ring than on the one before, in words; empty elsewhere.
+
+    So does causal attention where each rank has one part of a sequence: the last sees all of it. Nothing else
+    takes longer on the later ranks, as it would on slower devices.
+    """
+    if not {RING, CONTEXT} & set(given.purposes):
+        return ""
+    by_family = given.work.group_by("rank", attends=pl.col("family") == ATTENTION).agg(pl.col("time").sum())
+    each: dict[bool, dict[int, float]] = {True: {}, False: {}}
+    for at, attends, time in by_family.drop_nulls().sort("rank").iter_rows():
+        if at in given.steps:
+            each[attends][at] = time / given.steps[at]
+    attention, rest = (list(each[attends].values()) for attends in (True, False))
+    many = len(attention)
+    rings = [
+        size
+        for size in range(2, many + 1)
+        if many % size == 0
+        and all(attention[n] < attention[n + 1] for n in range(many - 1) if (n + 1) % size)
+        and all(attention[n + size - 1] >= LATER * attention[n] for n in range(0, many, size))
+    ]
+    if many != len(given.steps) or not rings or not rest or max(rest) > (1 + ALIKE / 2) * min(rest):
+        return ""
+    ranks, size = list(each[True]), rings[-1]
+    place = ranks.index(rank) if rank in ranks else 0
+    if 2 * (place % size + 1) <= size:
+        return ""  # of the first half of its ring
+    first = ranks[place - place % size]
+    last = ranks[place - place % size + size - 1]
+    return (
+        f"attention takes {milliseconds(round(each[True][first]))} per step on rank {first} and "
+        f"{milliseconds(round(each[True][last]))} on rank {last}, more on each rank of the ring than on the "
+        "one before: it is causal, and each has one part of a sequence"
+    )
 
 
 def _others_keep_pace(families: pl.DataFrame) -> bool:

@@ -14,7 +14,7 @@ from functools import cached_property
 import polars as pl
 
 from lostflops import intervals
-from lostflops.intervals.matching import SYNCHRONISING
+from lostflops.intervals.matching import PAIR, SYNCHRONISING
 from lostflops.recipes.accounting import WAIT
 from lostflops.store.trace import ONE_PER_DEVICE, Trace
 
@@ -64,6 +64,7 @@ LATEST = 2**62
 ABSENT = "of its group are not here"  # what the reason of an operation whose members lack ends with
 SIZED = "|"  # between an operation's kind and its bytes
 MOST_OPERATIONS = 8
+MEETING = pl.Schema({"rank": pl.Int32, "lowest": pl.Int32})
 SOME, LARGE, SLACK = 4, 1 << 20, 1.5  # like operations; bytes that tell a link's speed, and by how far
 
 
@@ -365,3 +366,39 @@ def surely_waited(matches: pl.DataFrame, runs: pl.DataFrame, counted: pl.DataFra
         intervals.union(waits.lazy(), ["rank"]), intervals.union(bare.lazy(), ["rank"]), {"ns": pl.lit(True)}
     )
     return int(inside.select(pl.col("ns").sum()).collect().item())
+
+
+def met(matches: pl.DataFrame) -> pl.DataFrame:
+    """Which ranks take part in operations together, over others too: rank, and the lowest of those."""
+    known = matches.filter(pl.col("instance").is_not_null())
+    group = pl.col("group").cast(pl.String).fill_null("")
+    is_pair = pl.col("kind").cast(pl.String).is_in(PAIR)
+    of_groups = known.filter(~is_pair).select("rank", _of=group).unique().sort("_of", "rank")
+    pairs = known.filter(is_pair).select("rank", "peer").unique().drop_nulls()
+    sets = [frozenset[int](ranks) for ranks in of_groups.group_by("_of").agg("rank")["rank"]]
+    sets += [frozenset[int](pair) for pair in pairs.iter_rows()]
+    found: list[frozenset[int]] = []
+    for ranks in sets:
+        met = [each for each in found if each & ranks]
+        found = [*(each for each in found if not each & ranks), ranks.union(*met)]
+    told = sorted((rank, min(ranks)) for ranks in found for rank in ranks)
+    return pl.DataFrame(told, schema=MEETING, orient="row")
+
+
+def first_waits(matches: pl.DataFrame, windows: pl.DataFrame) -> int:
+    """The longest wait in each operation, summed over those of a rank's mean step; of the rank with most, ns.
+
+    If nobody came later than the first, no step could be shorter by more. `windows` are the steps that count,
+    each `until` its end.
+    """
+    rows = (
+        matches.filter(pl.col("wait").is_not_null(), ~pl.col("kind").cast(pl.String).is_in(PAIR))
+        .with_columns(longest=pl.col("wait").max().over("instance"))
+        .select("rank", "longest", start="arrival")
+        .sort("start")
+        .join_asof(windows.sort("start"), on="start", by="rank", check_sortedness=False)
+        .filter(pl.col("start") < pl.col("until"))
+    )
+    each = rows.group_by("rank").agg(pl.col("longest").sum()).join(windows.group_by("rank").len(), on="rank")
+    most = each.select((pl.col("longest") // pl.col("len")).max()).item()
+    return int(most or 0)

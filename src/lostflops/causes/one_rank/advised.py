@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from statistics import median
-
-import polars as pl
-
 from lostflops.accounts import ACCOUNTS
 from lostflops.causes.declared import LOGGING
-from lostflops.causes.given import OTHER_HOST, Given, has_stages
-from lostflops.causes.lateness import names_beyond, spoken_parts
-from lostflops.causes.longer_compute import ADVICE as EXPERTS_EVEN
-from lostflops.causes.longer_compute import (
-    IF_EXPERTS,
-    device_is_slow,
-    has_experts,
-    launches_as_many,
-    of_experts,
-    slow_device,
-)
-from lostflops.causes.names import LOGGED, on_ranks, saved_or_logged
+from lostflops.causes.longer_compute import slow_device
 from lostflops.causes.page_findings import PageFindings
 
-from .held_up import away, held_up
-from .late import Excess
-
 UNEVEN = "uneven-work"  # what remedies know it by that ranks have unlike amounts to do: it is for all of them
-SAVING, LAUNCHING = "idle.checkpoint_logging", "idle.launch_bound"
-SLOW_HOST = (
-    "Find out why its CPU is slower, for it launches no more than the others: other processes on its cores "
-    "(`top`), a core per process (`torchrun --numa-binding=node`), the clock (`cpupower frequency-info`)."
-)
-AS_MANY = (
-    "Give the ranks like amounts of work: as many micro-batches and sequences on each. Where they have parts "
-    "of their own, such as actors and learners, give the slower part more GPUs."
-)
 FINDING_OF = {name: account.loss.finding for name, account in ACCOUNTS.items() if account.loss}
 
 
@@ -67,66 +39,6 @@ def _advice(page: PageFindings, cause: str, device_slow: bool) -> str:
     return (
         "Even out the work: sequences of like length per rank (length grouping, packing), stages of one cost."
     )
-
-
-@dataclass(frozen=True)
-class Advice:
-    """What to do on a rank that is late by an account, and the remedies by name; `evened` where that is for
-    all ranks, as they share their work."""
-
-    text: str
-    remedies: tuple[str, ...]
-    evened: bool = False
-
-    def on(self, rank: str) -> str:
-        """The advice for 'rank 3', or for all."""
-        return self.text if self.evened else on_ranks(rank, self.text)
-
-
-def for_one(page: PageFindings, rank: int, account: str, excess: Excess | None = None) -> Advice:
-    """What to do on one rank that is late by an account, whatever else it is late by.
-
-    `excess` is what is known of that rank, where it has been looked at as a whole.
-    """
-    given = page.given
-    slow = account == "compute" and device_is_slow(rank, given)
-    names = names_beyond(given, rank, account, bool(excess and excess.waits))
-    parts = spoken_parts(names)
-    logged = account == SAVING and saved_or_logged(names) == LOGGED
-    thread = excess.thread if excess else held_up(given, [rank])
-    if account == OTHER_HOST and thread:
-        return Advice(away(thread.name), ())
-    if account == OTHER_HOST and not given.own_remedy(account) and parts:
-        most = excess.by_account[account] if excess else beyond_others(rank, account, given)
-        if 2 * parts[0][1] >= most:
-            return Advice(cheaper_there(parts[0][0]), advised(page, account, slow, logged)[1])
-    if account == LAUNCHING and launches_as_many(rank, given):
-        return Advice(SLOW_HOST, ())
-    evened = account == "compute" and not slow and not given.on_host
-    if evened and not has_stages(given) and (told := evener(page, rank)):
-        return told
-    return Advice(*advised(page, account, slow, logged), evened)
-
-
-def evener(page: PageFindings, rank: int) -> Advice | None:
-    """What evens out the work of ranks of which this one has more to do, where sequence lengths would not."""
-    given = page.given
-    if of_experts(rank, given):
-        return Advice(EXPERTS_EVEN, (), evened=True)
-    if not launches_as_many(rank, given):
-        return Advice(AS_MANY, (), evened=True)
-    if has_experts(given):
-        text, named = advised(page, "compute", False, False)
-        return Advice(f"{text} {IF_EXPERTS}", named, evened=True)
-    return None
-
-
-def beyond_others(rank: int, account: str, given: Given) -> int:
-    """What a mean step of the rank holds of an account beyond the median of the others, ns."""
-    sums = given.ledger.filter(account=account).group_by("rank").agg(pl.col("ns").sum())
-    spent = {at: ns // given.steps[at] for at, ns in sums.iter_rows() if at in given.steps}
-    others = [spent.get(at, 0) for at in given.meet(rank) if at != rank]
-    return spent.get(rank, 0) - int(median(others)) if others else 0
 
 
 def label(account: str) -> str:
