@@ -11,7 +11,6 @@ from torch.utils import checkpoint
 
 from lostflops.optimize.device.peak import address_of, storages_of
 
-
 _WRAPPER: Any = getattr(checkpoint, "_VersionWrapper", None)  # what such a cache holds
 
 
