@@ -13,7 +13,7 @@ from lostflops.causes.lateness import _only_step, turns  # pyright: ignore[repor
 
 def ledger(*rows: tuple[int, int, str, int]) -> Any:
     names = pl.DataFrame(rows, schema=["rank", "step", "account", "ns"], orient="row")
-    return SimpleNamespace(ledger=names)
+    return SimpleNamespace(ledger=names, most_waiting=frozenset(names["rank"]))
 
 
 TIED = ledger(

@@ -12,6 +12,7 @@ from lostflops.finding import milliseconds, percent
 from .given import SIZED, Given, has_stages
 from .purposes import CONTEXT, EXPERTS, RING
 
+SAME_FLOPS = 0.001  # two ranks ask for the same work within this share
 ALIKE = 0.1  # kernels of two ranks take as long as each other within this share
 SAME_WORK = 0.8  # of a rank's kernel time in kernels that the others run as often
 # Kernels whose grid does not tell how much they are given.
@@ -290,6 +291,12 @@ def slow_device(given: Given) -> str:
         "Look at GPU clocks, heat and power (`nvidia-smi -q -d PERFORMANCE`), and at what else runs on the "
         "host; if a swap shows that the slowness stays with the node, leave it out (`srun --exclude`)."
     )
+
+
+def asks_alike(given: Given) -> bool:
+    """Whether the operators of all ranks ask for as many FLOPs per step, as far as their shapes tell."""
+    each = [given.flops[rank] / steps for rank, steps in given.steps.items() if rank in given.flops]
+    return len(each) == len(given.steps) and 0 < max(each) <= (1 + SAME_FLOPS) * min(each)
 
 
 def launches_as_many(rank: int, given: Given) -> bool:

@@ -21,6 +21,7 @@ from lostflops.causes.lateness import (
     turns,
 )
 from lostflops.causes.longer_compute import (
+    asks_alike,
     later_part,
     launches_as_many,
     slow_device,
@@ -299,7 +300,13 @@ def within_steps(page: PageFindings, waited: int, waits: Finding | None) -> int:
     ranks = tuple(by_rank.filter(len(by_rank) * pl.col("time") >= pl.col("time").sum() / 2)["on"].sort())
     if has_stages(given) or len(ranks) < 2 or computing < EXPLAINED * waited:
         return 0
+    evidence = ["in a whole step none of them has much more to do than the others"]
     told = evener(page, ranks[0])
+    remedy = told.text if told else given.advice(UNEVEN, EVENER)
+    named = told.remedies if told else given.named(UNEVEN)
+    if given.on_host and told is None and asks_alike(given):
+        evidence.append("the operators of all ranks ask for the same FLOPs")
+        remedy, named = slow_device(given), ()
     page.put(
         _waiting(
             waited,
@@ -307,9 +314,9 @@ def within_steps(page: PageFindings, waited: int, waits: Finding | None) -> int:
             at_most=given.first_waits,
             claim=f"Ranks wait {page.share(waited)} for each other: {called(ranks)} take turns within a step "
             "to compute longest before an operation.",
-            evidence=("in a whole step none of them has much more to do than the others",),
-            remedy=told.text if told else given.advice(UNEVEN, EVENER),
-            named=told.remedies if told else given.named(UNEVEN),
+            evidence=tuple(evidence),
+            remedy=remedy,
+            named=named,
             account="compute",
         )
     )
