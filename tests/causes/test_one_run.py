@@ -12,7 +12,7 @@ from lostflops.store.trace import Quality
 from made_runs import MS, Job, Work, made
 
 UNKNOWN = "How long ranks wait for each other is not known."
-CANNOT = "how long ranks wait for each other cannot be told from these files."
+CANNOT = "these files do not show how long ranks wait for each other."
 
 
 def notes(folder: Path, job: Job) -> tuple[str, ...]:

@@ -118,7 +118,7 @@ class Page:
         if self.run.lost:
             return "the GPU's work was not recorded."
         if self.is_apart:
-            return "how long ranks wait for each other cannot be told from these files."
+            return "these files do not show how long ranks wait for each other."
         losses = [] if self.budget is None else [g for g in self.budget.groups if g.account != "compute"]
         most = max(losses, key=lambda loss: loss.ns, default=None)
         if most is not None and self.budget and 1000 * most.ns >= LARGE_PER_MILLE * self.budget.ns:
