@@ -38,6 +38,22 @@ def test_the_value_is_the_mean_without_warm_up_saving_and_recorded_steps(tmp_pat
     assert found.ratios == pytest.approx([np.log(2)])
 
 
+def test_a_checkpoint_in_each_step_is_a_part_of_it(tmp_path: Path) -> None:
+    slow = [n + 4 for n in LEVEL]
+    a = run(tmp_path / "a", slow, checkpoint=[round(4 * MS)] * len(slow))
+    b = run(tmp_path / "b", LEVEL)
+    assert (both(a, b).before, both(a, b).after) == ((14.0 * MS,), (10.0 * MS,))
+    assert (both(b, a).before, both(b, a).after) == ((10.0 * MS,), (14.0 * MS,))
+    # In a third of the steps it is a pause, of which a short run has too many or too few.
+    third = [n % 3 == 0 for n in range(len(LEVEL))]
+    c = run(
+        tmp_path / "c",
+        [10.0 + 4 * saves for saves in third],
+        checkpoint=[round(4 * MS) if saves else 0 for saves in third],
+    )
+    assert (both(c, b).before, both(c, b).saving_counts) == ((10.0 * MS,), False)
+
+
 def test_only_steps_that_both_sides_have_count(tmp_path: Path) -> None:
     a = run(tmp_path / "a", [*LEVEL, *[50.0] * 20])
     b = run(tmp_path / "b", LEVEL, end=None)

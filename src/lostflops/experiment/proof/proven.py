@@ -185,6 +185,7 @@ class Proven:
                 "steps_per_start": values.steps,
                 "warm_up_steps": values.dropped,
                 "saving_ns": [ns for ns, _ in values.saving],
+                "saving_counts": values.saving_counts,
                 "ratio_by": others,
             }
         }

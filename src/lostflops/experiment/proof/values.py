@@ -2,7 +2,8 @@
 
 Of several ranks the value is the slowest one's mean, not the mean of each step's slowest: with 8 ranks and
 1 % of jitter at a step's end that would be 2 % too long. Where the two sides do unequal work in a step, and
-the job told how much, time is taken per token or sample instead.
+the job told how much, time is taken per token or sample instead. Time in checkpoints counts where half of
+one side's steps save one: then they are a part of the step, and no pause that a short run has too often.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ FEWEST = 8  # steps
 FEW = 30
 BLOCKS = 10
 BUSY = 0.05
+EACH_STEP = 0.5  # of a side's steps save a checkpoint: saving is a part of the step
 
 
 class NotComparable(LostflopsError):
@@ -46,6 +48,7 @@ class Values:
     dropped: int
     unsettled: tuple[str, ...]  # sides of which half the starts or more still change
     saving: tuple[tuple[int, int], tuple[int, int]]  # of each side: ns in all its starts, steps that saved
+    saving_counts: bool  # whether that time is in the values
     core_wait: float  # share of the steps' time without a processor core, over all starts
     block_errors: tuple[tuple[float, ...], tuple[float, ...]]  # of the logarithm, by the steps alone
 
@@ -78,7 +81,8 @@ def of(
     """The values of the starts of two sides. Raises NotComparable."""
     starts = [*before, *after]
     common = reduce(lambda a, b: np.intersect1d(a, b, assume_unique=True), (s.steps for s in starts))
-    series = {id(start): _rows(start, common) for start in starts}
+    saving_counts = any(_save_each_step(side, common) for side in (before, after))
+    series = {id(start): _rows(start, common, saving_counts) for start in starts}
     means = [[series[id(s)].mean(axis=0) for s in side] for side in (before, after)]
     dropped = warm_up.common_cut(*means) if len(common) else warm_up.LEAST
     kept = common[dropped:]
@@ -108,6 +112,7 @@ def of(
         dropped=dropped,
         unsettled=tuple(unsettled),
         saving=(_saving(before), _saving(after)),
+        saving_counts=saving_counts,
         core_wait=_core_wait(starts),
         block_errors=tuple(tuple(block_error(t.max(axis=0)) for t in side) for side in times),  # type: ignore[arg-type]
     )
@@ -122,9 +127,18 @@ def block_error(times: np.ndarray) -> float:
     return float(means.std(ddof=1)) / math.sqrt(BLOCKS)
 
 
-def _rows(start: JobStart, steps: np.ndarray) -> np.ndarray:
+def _rows(start: JobStart, steps: np.ndarray, saving_counts: bool) -> np.ndarray:
     """A row of times per rank, one per step."""
-    return np.array([rank.time[np.searchsorted(rank.step, steps)] for rank in start.ranks], dtype=float)
+    rows = [_at(rank, "time", steps) for rank in start.ranks]
+    if saving_counts:
+        rows = [row + _at(rank, "saving", steps) for row, rank in zip(rows, start.ranks, strict=True)]
+    return np.array(rows, dtype=float)
+
+
+def _save_each_step(starts: Sequence[JobStart], steps: np.ndarray) -> bool:
+    """Whether in half of these steps or more some rank saves a checkpoint, in each start."""
+    saved = ([_at(rank, "saving", steps) > 0 for rank in start.ranks] for start in starts)
+    return len(steps) > 0 and all(float(np.any(ranks, axis=0).mean()) >= EACH_STEP for ranks in saved)
 
 
 def _values(measure: Measure, times: Sequence[np.ndarray], work: Sequence[float]) -> tuple[float, ...]:

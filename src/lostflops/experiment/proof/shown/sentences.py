@@ -203,7 +203,8 @@ def _saving(found: Proven) -> str:
         f"{side} {milliseconds(ns)} in {_count(times, 'save')}"
         for side, (ns, times) in zip(("before", "after"), found.values.saving, strict=True)
     ]
-    return f"time in checkpoints does not count ({', '.join(sides)})"
+    counts = "counts, because most steps save one" if found.values.saving_counts else "does not count"
+    return f"time in checkpoints {counts} ({', '.join(sides)})"
 
 
 def _count(number: int, noun: str) -> str:
