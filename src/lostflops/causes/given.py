@@ -164,6 +164,11 @@ class Given:
         sets = [ranks for ranks in self.meeting if len(ranks) > 1] or [frozenset(self.steps)]
         return max(sets, key=lambda ranks: sum(waited.get(rank, 0) for rank in ranks))
 
+    def by_rank(self, *accounts: str) -> dict[int, int]:
+        """What a mean step of each rank holds of these accounts, ns; of ranks that have any of them."""
+        sums = self.ledger.filter(pl.col("account").is_in(accounts)).group_by("rank").agg(pl.col("ns").sum())
+        return {at: ns // self.steps[at] for at, ns in sums.sort("rank").iter_rows() if at in self.steps}
+
     @cached_property
     def num_steps(self) -> int:
         """The same over all ranks."""

@@ -87,10 +87,7 @@ def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
 def _waits_least(given: Given, known: pl.DataFrame) -> Late | None:
     """The rank that waits so much less than the others that its own work explains it."""
     ranks = known.height
-    waits = given.ledger.filter(pl.col("account") == WAIT).group_by("rank").agg(pl.col("ns").sum())
-    waited = dict.fromkeys(given.steps, 0) | {
-        rank: ns // given.steps[rank] for rank, ns in waits.iter_rows() if rank in given.steps
-    }
+    waited = dict.fromkeys(given.steps, 0) | given.by_rank(WAIT)
     present = [rank for rank in waited if known["rank"].is_in([rank]).any()]
     if ranks < 3 or len(present) < 3 or not has_stages(given):
         return None

@@ -29,7 +29,7 @@ SCHEDULED = {
     INTERLEAVED: ("interleaved-stages", "the stages' chunks are interleaved already"),
     ZERO_BUBBLE: ("zero-bubble-stages", "the schedule is a zero-bubble one already"),
 }
-MAY_WAIT = ("communication.wait", "communication.exposed")
+UNSPLIT = "communication.exposed"  # of which nobody knows how much is waiting
 ALIKE_WAITS = 0.25  # of the longest: stages that lose the same to the schedule
 
 
@@ -125,10 +125,8 @@ def _all_wait_alike(table: pl.DataFrame, given: Given) -> bool:
     Where messages have lost their other ends, what may be waiting counts as well.
     """
     waits = table["per_step"].drop_nulls()
-    may_wait = given.ledger.filter(pl.col("account").is_in(MAY_WAIT))
-    if may_wait.filter(account=MAY_WAIT[1])["ns"].sum():
-        each = may_wait.group_by("rank").agg(pl.col("ns").sum())
-        waits = pl.Series([ns // given.steps[rank] for rank, ns in each.iter_rows()])
+    if given.ledger.filter(account=UNSPLIT)["ns"].sum():
+        waits = pl.Series(given.by_rank("communication.wait", UNSPLIT).values())
     least, most = waits.min(), waits.max()
     return isinstance(least, int) and isinstance(most, int) and most - least <= ALIKE_WAITS * most
 
@@ -138,8 +136,7 @@ def slowest_stage(given: Given) -> SlowStage | None:
 
     Where it is not known which ranks are a stage, each counts as one.
     """
-    compute = given.ledger.filter(pl.col("account") == "compute").group_by("rank").agg(pl.col("ns").sum())
-    by_rank = {rank: ns // given.steps[rank] for rank, ns in compute.iter_rows()}
+    by_rank = given.by_rank("compute")
     known = [ranks for ranks in stages(given).values() if all(rank in by_rank for rank in ranks)]
     means = {
         ranks: sum(by_rank[r] for r in ranks) // len(ranks) for ranks in known or [(r,) for r in by_rank]

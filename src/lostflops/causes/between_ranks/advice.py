@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-import polars as pl
-
 from lostflops.causes.given import OTHER_HOST, Given, has_stages
 from lostflops.causes.lateness import names_beyond, spoken_parts
 from lostflops.causes.longer_compute import ADVICE as EXPERTS_EVEN
@@ -95,7 +93,6 @@ def evener(page: PageFindings, rank: int) -> Advice | None:
 
 def beyond_others(rank: int, account: str, given: Given) -> int:
     """What a mean step of the rank holds of an account beyond the median of the others, ns."""
-    sums = given.ledger.filter(account=account).group_by("rank").agg(pl.col("ns").sum())
-    spent = {at: ns // given.steps[at] for at, ns in sums.iter_rows() if at in given.steps}
+    spent = given.by_rank(account)
     others = [spent.get(at, 0) for at in given.meet(rank) if at != rank]
     return spent.get(rank, 0) - int(median(others)) if others else 0
