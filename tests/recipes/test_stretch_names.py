@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lostflops.recipes.stretch_names import TELLING, is_users, named, says_nothing, spoken
@@ -295,6 +295,9 @@ def test_every_instant_has_the_name_that_the_rule_gives(
 
 @settings(max_examples=60, deadline=None)
 @given(trees(), st.lists(st.integers(0, 60), min_size=4, max_size=4, unique=True))
+@example(
+    [(0, 28, "a.py(1): f"), (0, 27, "b.py(2): g")], [0, 1, 25, 46]
+)  # the inner one tells the first alone
 def test_stretches_do_not_meddle_with_each_other(rows: list[Row], bounds: list[int]) -> None:
     a, b, c, d = sorted(bounds)
 

@@ -283,10 +283,12 @@ def _parts(asked: pl.DataFrame, rows: _Rows, users: Bool) -> _Parts:
     start, end, lane = (asked[c].to_numpy() for c in ("start", "end", "_lane"))
     tree = _Tree(rows, np.flatnonzero(rows.tells))
     node = tree.covering(start, end, lane)
+    by_number = np.argsort(number)
+    first, last = start[by_number], end[by_number]
     none = np.zeros(0, np.int64)
     settled = [_Settled(none, none, none, none, none)]
     while len(number):
-        children = tree.children(start, end, node, lane)
+        children = tree.children(start, end, node, lane, (first[number], last[number]))
         most, best, told = children.weigh()
         descend = 2 * most >= end - start
         cut = ~descend & (children.count > 0) & ((2 * told >= end - start) | (node < 0))
@@ -314,9 +316,7 @@ def _parts(asked: pl.DataFrame, rows: _Rows, users: Bool) -> _Parts:
     first = intervals.at_most(lane, end, rows.lane, rows.start)
     last = intervals.at_most(lane, start, rows.lane, rows.end - 1) - 1
     small = _Tree(rows, np.flatnonzero(first <= last))
-    inner, outer = small.children(start, end, node, lane, all_of_them=True).cut(
-        np.ones(len(number), np.bool_)
-    )
+    inner, outer = small.children(start, end, node, lane, None).cut(np.ones(len(number), np.bool_))
     found, covered = small.rows_of(inner.row), every.node >= 0
     nothing = np.full(len(outer.piece), -1, dtype=np.int64)
     return _Parts(
@@ -409,7 +409,7 @@ class _Tree:
             end = np.r_[end, end[here]]
             end[here] = cut
             forest = intervals.nest(start, end, rows.lane[chosen])
-        self.chosen, self.forest = chosen, forest
+        self.rows, self.chosen, self.forest = rows, chosen, forest
         count = len(forest.start)
         self.count = count
         # Roots have their lane for a parent.
@@ -446,8 +446,14 @@ class _Tree:
             short = short[at[short] >= 0]
         return at
 
-    def children(self, start: Int, end: Int, node: Int, lane: Int, *, all_of_them: bool = False) -> _Children:
-        """The rows right below `node`, or the outermost where it is -1, that overlap each piece."""
+    def children(
+        self, start: Int, end: Int, node: Int, lane: Int, stretch: tuple[Int, Int] | None
+    ) -> _Children:
+        """The rows right below `node`, or the outermost where it is -1, that overlap each piece.
+
+        With `stretch`, from when to when the stretch of each piece is, those that tell the piece and it: a
+        row may stand in the tree because it tells another stretch.
+        """
         key = np.where(node >= 0, node, self.count + lane)
         low = intervals.at_most(self.parent, self.end, key, start)
         high = intervals.at_most(self.parent, self.start, key, end - 1)
@@ -455,7 +461,11 @@ class _Tree:
         begin = np.maximum(self.start[row], start[piece])
         stop = np.minimum(self.end[row], end[piece])
         shared = stop - begin
-        keep = (shared > 0) & (all_of_them | (shared * TELLING >= (end - start)[piece]))
-        return _Children(
-            start, end, piece[keep], self.order[row[keep]].astype(np.int64), begin[keep], stop[keep]
-        )
+        node = self.order[row].astype(np.int64)
+        keep = shared > 0
+        if stretch is not None:
+            first, last = stretch[0][piece], stretch[1][piece]
+            row = self.rows_of(node)
+            told = np.minimum(self.rows.end[row], last) - np.maximum(self.rows.start[row], first)
+            keep &= (shared * TELLING >= (end - start)[piece]) & (told * TELLING >= last - first)
+        return _Children(start, end, piece[keep], node[keep], begin[keep], stop[keep])
