@@ -15,7 +15,7 @@ from lostflops.accounts import IDLE
 from lostflops.causes import findings
 from lostflops.causes.copies import join_copies
 from lostflops.causes.given import NAMES, Given, has_stages
-from lostflops.causes.host import told_once
+from lostflops.causes.idle.occurrence import told_once
 from lostflops.causes.lateness import late_together, late_when
 from lostflops.causes.names import made_of, spoken
 from lostflops.causes.one_rank.late import Excess, Late, also, says

@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 
 from lostflops.causes.given import NAMES, Given
-from lostflops.causes.host import join_host, told_once, waits_per_step
+from lostflops.causes.host import join_host, waits_per_step
+from lostflops.causes.idle.occurrence import told_once
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding
 from lostflops.naming import standing_still

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from lostflops.causes.given import NAMES, WORK, Given
-from lostflops.causes.host import names_of
+from lostflops.causes.idle.named import names_of
 from lostflops.causes.lateness import (
     SYNCHRONISING,
     LateTogether,

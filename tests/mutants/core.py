@@ -60,7 +60,10 @@ CORE: dict[str, tuple[str, ...]] = {
     "lostflops.naming.classification": ("tests/naming/test_classification.py",),
     "lostflops.naming.host_causes": ("tests/naming/test_host_causes.py",),
     **{f"lostflops.accounts.idle.{name}": ("tests/naming/test_host_causes.py",) for name in PROVING},
-    "lostflops.causes.host": ("tests/causes/test_host_by_hand.py",),
+    **{
+        f"lostflops.causes.{name}": ("tests/causes/test_host_by_hand.py",)
+        for name in ("host", "idle.named", "idle.occurrence")
+    },
     "lostflops.causes.lateness": (
         "tests/causes/test_lateness.py",
         "tests/causes/test_lateness_limits.py",

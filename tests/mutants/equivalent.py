@@ -134,10 +134,12 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         (".with_columns(_depth=depth -", "0 -> -1"): "all levels are one higher",
     },
     "lostflops.causes.host": {
+        ("gaps", "0 -> -1"): "they are sorted",
+    },
+    "lostflops.causes.idle.named": {
         ("return [(name, ns // max(1,", "1 -> 0"): "what has a name has a step",
         ("by_rank = held.agg(", "False -> True"): "of two ranks with as much none has nine tenths",
         ("whole = given.accounts.get(", "0 -> -1"): "of an account without time nothing is told either way",
-        ("gaps", "0 -> -1"): "they are sorted",
     },
     LATENESS: {
         ("explains: int = 0", "0 -> 1"): "always told",

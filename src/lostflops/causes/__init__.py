@@ -21,7 +21,8 @@ from .copies import join_copies
 from .declared import MADE, OF_DEVICES, Made, Recommended, asking_for, edits, remedies, shortened_by, verdicts
 from .gains import predicted
 from .given import READS, Given, gather
-from .host import join_host, on_some_ranks, told_once
+from .host import join_host
+from .idle.occurrence import on_some_ranks, told_once
 from .page_findings import PageFindings
 from .purposes import STAGES, main_purpose
 from .stages import BUBBLE

@@ -9,8 +9,8 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, percent
 
-from .host import PER_STEP, names_of
-from .page_findings import PageFindings
+from .idle.named import names_of
+from .page_findings import PER_STEP, PageFindings
 
 COPIES = ("copies-exposed", "copies-pageable")
 # Idle time that calls which copy can be charged to.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ from lostflops.finding import Finding, milliseconds, percent
 from .given import Given
 
 MOST_EVIDENCE = 6
+# What `share` makes of an amount.
+PER_STEP = re.compile(r"([\d.,]+ (?:ns|µs|ms|s) per step) \(([\d.]+ %)\)")
 
 
 class PageFindings:

@@ -10,8 +10,8 @@ from lostflops.finding import Finding, milliseconds
 from lostflops.intervals.matching import PAIR
 
 from .given import Given
-from .host import OF_IDLE, PER_STEP, waits_per_step
-from .page_findings import PageFindings
+from .host import OF_IDLE, waits_per_step
+from .page_findings import PER_STEP, PageFindings
 
 # How a claim about idle time begins, on a GPU and on a processor, and one that counts waiting for it as well.
 LOSES = {"The GPU idles ": "The GPU loses ", "Nothing computes for ": "The job loses "}

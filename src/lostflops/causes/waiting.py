@@ -25,7 +25,6 @@ from .between_ranks.in_turn import (
     within_steps,
 )
 from .given import OTHER_HOST, Given, has_stages
-from .host import PER_STEP
 from .lateness import (
     chain,
     explained_by_work,
@@ -47,7 +46,7 @@ from .longer_compute import (
 )
 from .names import made_of
 from .one_rank.late import Excess, Late, also, says
-from .page_findings import PageFindings
+from .page_findings import PER_STEP, PageFindings
 from .purposes import STAGES, main_purpose
 from .stages import BUBBLE, SCHEDULED, WAITS_FROM, join_stages, slowest_stage
 from .waited_for import dearer, join_waited_for, pauses_elsewhere

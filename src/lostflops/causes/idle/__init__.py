@@ -1,0 +1,1 @@
+"""What idle time is called, and in which steps and on which ranks it passes."""

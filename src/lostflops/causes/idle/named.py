@@ -1,0 +1,235 @@
+"""Who is named for idle time: what the CPU does in it, and how to make that cheaper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import polars as pl
+
+from lostflops.causes.declared import LOGGING
+from lostflops.causes.given import OTHER_HOST
+from lostflops.causes.names import (
+    NAMED_FROM,
+    SAVED,
+    listed,
+    made_of,
+    saved_or_logged,
+    spoken,
+    without_place,
+)
+from lostflops.causes.page_findings import PageFindings
+from lostflops.finding import Finding, milliseconds
+from lostflops.naming.standing_still import FILES, stands_still
+from lostflops.naming.standing_still import WAITS as WAITS_FOR_OTHERS
+from lostflops.recipes.stretch_names import is_users
+
+BY_NAME, LOADING = "host-busy-elsewhere", "idle.data_loading"
+# Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
+# lengthens just these pauses.
+BETWEEN_FROM = 0.15
+ALONE = 0.9  # of the time on all ranks
+NEARLY_ALL, MOSTLY = 0.9, 0.5  # of a finding's time, in which the CPU does what is said of it
+SAVES_OR_LOGS, SAVES, LOGS = "saves a checkpoint or logs", "saves a checkpoint", "logs"
+# Ranges that frameworks and scripts draw around whole phases: what to change lies inside.
+PHASE = re.compile(
+    r"(?i)(?:^|[^a-z])(?:forward|backward|fwd|bwd|optimi[sz]er|zero_grad|loss|(?:training_|train_|run_)?step"
+    r"|(?:training_|train_)?(?:batch|iter|iteration)|micro_?batch|evaluate_function|autograd)(?:[^a-z]|$)"
+)
+OPERATOR = re.compile(r"^aten::\w+(?: in |$)")  # that computes on the CPU, where it takes long
+FRAME = re.compile(r"\.pyx?\(\d+\): ")
+# Optimizers whose states lie in the host's memory: DeepSpeed's, ColossalAI's, torchao's.
+ON_CPU = re.compile(r"(?i)cpu_?(?:offload_?)?(?:adam|adagrad|lion|optimizer)|\badam_update\b|\bHybridAdam\b")
+SCRIPT = "<module>"  # what a script does outside of functions: all of it
+
+
+def names_of(page: PageFindings, account: str) -> list[tuple[str, int]]:
+    """What an account's idle time is called, with its time in a mean step of a mean rank, ns."""
+    given = page.given
+    by_name = (
+        given.names.filter(pl.col("account") == account)
+        .drop_nulls("name")
+        .group_by("name")
+        .agg(pl.col("ns").sum())
+        .sort("ns", "name", descending=[True, False])
+    )
+    return [(name, ns // max(1, given.num_steps)) for name, ns in by_name.iter_rows()]
+
+
+def named(page: PageFindings, finding: Finding) -> Finding:
+    parts = [part for account in finding.accounts for part in names_of(page, account)]
+    named = made_of(replace(finding, rank=_alone(page, finding)), ((spoken(name), ns) for name, ns in parts))
+    if SAVES_OR_LOGS in finding.claim and parts:
+        return _saving_or_logging(named, parts)
+    if finding.name != BY_NAME or not named.contributors:
+        return named
+    parts = _by_function(parts)
+    named = made_of(replace(finding, rank=named.rank), ((spoken(name), ns) for name, ns in parts))
+    largest = [(spoken(name), ns) for name, ns in parts[:2] if ns >= NAMED_FROM * finding.size]
+    what = [f"{without_place(name)} ({milliseconds(ns)})" for name, ns in largest]
+    told = sum(ns for _, ns in largest) / finding.size
+    does = _does([name for name, _ in parts[: len(largest)]], told)
+    claim = finding.claim.replace(" while the CPU runs other code", does)
+    return replace(
+        named,
+        claim=f"{claim.rstrip('.')}: {listed(what)}.",
+        next=_cheaper(
+            parts[0][0],
+            [name for name in page.given.names["name"] if name is not None],
+            page.given.accounts.get(LOADING, 0) > 0,
+        ),
+    )
+
+
+def _by_function(parts: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Names with their time, the largest first; those in one function of the user's as one, where none of
+    them is most of it: a copy of a tree is spread over many functions of a library."""
+    inside = dict[str, list[tuple[str, int]]]()
+    for name, ns in parts:
+        inside.setdefault(_users_function(name) or name, []).append((name, ns))
+    told = list[tuple[str, int]]()
+    for frame, some in inside.items():
+        whole = sum(ns for _, ns in some)
+        spread = len(some) > 1 and 2 * max(ns for _, ns in some) < whole
+        told += [(frame, whole)] if spread else some
+    return sorted(told, key=lambda part: (-part[1], part[0]))
+
+
+def _users_function(name: str) -> str:
+    """The user's function that a name is of or in; "" for none, and for what a script does outside of any."""
+    frame = name.rpartition(" in ")[2]
+    return frame if is_users(frame) and not frame.endswith(f": {SCRIPT}") else ""
+
+
+def _does(names: Sequence[str], told: float) -> str:
+    """What the CPU does in the rows that a finding names, which are a share of its time."""
+    idle = list(dict.fromkeys(map(stands_still, names)))
+    if len(idle) == 1 and idle[0] is not None:
+        how_much = "" if told >= NEARLY_ALL else ", mostly" if told > MOSTLY else ", partly"
+        return f"{how_much} while the CPU {idle[0]}"
+    if names and all(ON_CPU.search(name) for name in names):
+        return " while the optimizer runs on the CPU"
+    if names and all(OPERATOR.match(name) for name in names):
+        return " while the CPU runs operators on tensors of its own"
+    run = [name for name in names if stands_still(name) is None]
+    runs = f"runs {'Python' if any('.py(' in name for name in run) else 'other code'}"
+    return f" while the CPU {', or '.join(runs if still is None else still for still in idle or [None])}"
+
+
+def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
+    """What to do about the CPU's work of a name, given all names of idle time, and whether the job
+    loads data: one that serves requests has no workers that could do it.
+    """
+    still = stands_still(name)
+    if still == WAITS_FOR_OTHERS:
+        return (
+            f"Find what {spoken(name)} waits for: if it is the next batch, let more workers fill the queue, "
+            "and earlier; if it is a result, ask for it a step later; if it is a lock, hold it for less "
+            "long; if it is the next request, there are too few for this GPU."
+        )
+    if still == FILES:
+        ahead = "read ahead in the loader's workers" if loads else "read ahead on another thread"
+        return (
+            f"Take {spoken(name)} out of the step: {ahead}, write on a thread of its own and less often, or "
+            "keep the files on a faster disk."
+        )
+    if still is not None:
+        return f"Take {spoken(name)} out of the step."
+    if ON_CPU.search(name):
+        return (
+            "Keep the optimizer's states on the GPU if they fit (in 8 bits, or sharded over more ranks). "
+            "Else give it all cores of the node (`OMP_NUM_THREADS`), and let it run beside the backward pass."
+        )
+    if name.startswith("torch/optim/"):
+        return (
+            "That is the optimizer's own Python: use its fused kernels (`fused=True`) or `foreach=True` "
+            "where it has them, few groups of parameters, or `torch.compile(optimizer.step)`."
+        )
+    if OPERATOR.match(name):
+        return (
+            f"Move the tensors of {spoken(name)} to the GPU, or take it out of the step: onto a thread of "
+            "its own, or done once for all steps."
+        )
+    if _is_work(name):
+        workers = "into the loader's workers, " if loads else ""
+        return (
+            f"Make {spoken(name)} cheaper, or take it out of the step: {workers}onto a thread of its own, or "
+            "done once for all steps."
+        )
+    if any(map(FRAME.search, names)):
+        return f"Do the same in fewer operators inside {spoken(name)}: `torch.compile`, or a larger batch."
+    return (
+        f"{spoken(name)} is a whole phase. To see which Python runs in it, record call stacks: "
+        "`lostflops record --what cuda,shapes,python -- COMMAND`."
+    )
+
+
+def _is_work(name: str) -> bool:
+    """Whether a name is of one thing that is done, and not of a phase that holds all that a step does."""
+    return FRAME.search(name) is not None or PHASE.search(name) is None
+
+
+def _saving_or_logging(finding: Finding, parts: list[tuple[str, int]]) -> Finding:
+    """The finding about checkpoints and logs as the one that it is about, by most of what is named in it."""
+    if saved_or_logged(parts) == SAVED:
+        return replace(finding, claim=finding.claim.replace(SAVES_OR_LOGS, SAVES))
+    return replace(
+        finding,
+        name=LOGGING.name,
+        claim=finding.claim.replace(SAVES_OR_LOGS, LOGS),
+        next="Log less often.",
+    )
+
+
+def between_operators(page: PageFindings) -> None:
+    """On a CPU, time that is spread over short pauses under many names is what operators cost around them."""
+    given, other = page.given, page.of(BY_NAME)
+    if other is None or not given.on_host:
+        return
+    whole = given.accounts.get(OTHER_HOST, 0)
+    names = names_of(page, OTHER_HOST)
+    is_one = bool(names) and 2 * names[0][1] >= whole and _is_work(names[0][0])
+    is_one = is_one or _mostly_in([part for part in names if _of_a_library(part[0])], whole) != ""
+    if 2 * given.in_long_pauses >= whole * given.num_steps or is_one:
+        return
+    if not page.reaches(other.size, BETWEEN_FROM):
+        page.drop(other)
+        return
+    inside = _mostly_in(names, whole)
+    where = f", mostly in {without_place(spoken(inside))}" if inside else ""
+    page.replace(
+        other,
+        replace(
+            other,
+            claim=f"Nothing computes for {page.share(other.size)} in the short pauses between operators"
+            f"{where}.",
+            next=f"Do the same in fewer operators{f' inside {spoken(inside)}' if inside else ''}: a larger "
+            "batch, or `torch.compile`.",
+        ),
+    )
+
+
+def _of_a_library(name: str) -> bool:
+    """Whether a name is of Python in a library other than PyTorch: work, and no cost of operators."""
+    return bool(FRAME.search(name.rpartition(" in ")[0])) and not name.startswith("torch/")
+
+
+def _mostly_in(names: Sequence[tuple[str, int]], whole: int) -> str:
+    """The user's function with more than half of a time, by the names of its parts; "" for none."""
+    inside = dict[str, int]()
+    for name, ns in names:
+        if frame := _users_function(name):
+            inside[frame] = inside.get(frame, 0) + ns
+    most = max(inside, key=lambda frame: inside[frame], default="")
+    return most if 2 * inside.get(most, 0) > whole else ""
+
+
+def _alone(page: PageFindings, finding: Finding) -> int | None:
+    """The rank that has nearly all of the time, where there are several."""
+    given = page.given
+    held = given.ledger.filter(pl.col("account").is_in(finding.accounts)).group_by("rank")
+    by_rank = held.agg(pl.col("ns").sum()).sort("ns", "rank", descending=[True, False])
+    if len(given.steps) < 2 or by_rank.is_empty() or by_rank["ns"][0] < ALONE * int(by_rank["ns"].sum()):
+        return None
+    return int(by_rank["rank"][0])
