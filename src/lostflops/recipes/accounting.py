@@ -349,14 +349,13 @@ def host_by_cause(
     unnamed = CLAIMING.index(UNNAMED[0])
     rest, named = (runs.layer >= unnamed) & (runs.layer < len(CLAIMING)), layer < unnamed
     of = runs.window[rest]
+    others = (windows[0][of], windows[1][of], runs.start[rest], runs.end[rest], runs.layer[rest])
     rank, thread, start, end, code = (
         np.concatenate(both)
-        for both in (
-            (windows[0][of], rank[named]),
-            (windows[1][of], thread[named]),
-            (runs.start[rest], start[named]),
-            (runs.end[rest], reach[named]),
-            (runs.layer[rest], layer[named]),
+        for both in zip(
+            _without_computing(others, kernels, ranks),
+            (rank[named], thread[named], start[named], reach[named], layer[named]),
+            strict=True,
         )
     )
     alphabetical = np.argsort(np.argsort(np.array(CLAIMING)))
@@ -371,6 +370,21 @@ def host_by_cause(
             "end": end[order],
         }
     )
+
+
+def _without_computing(stretches: Sequence[Int], kernels: Frame, ranks: pl.LazyFrame) -> Sequence[Int]:
+    """Stretches of threads (rank, thread, start, end, layer) without operators that stand in for kernels:
+    where there is no GPU, they are what the job does, and no cause of idleness."""
+    hosts = ranks.filter(HOST_ONLY).select("rank").unique()
+    if kernels is None or not hosts.collect().height:
+        return stretches
+    computing = kernels.select(*TIMES).drop_nulls("thread").join(hosts, on="rank", how="semi").collect()
+    *windows, layer = stretches
+    busy = [computing[c].to_numpy() for c in TIMES]
+    runs = intervals.painted(windows, busy, np.zeros(computing.height, np.int64), 1)
+    rest = runs.layer > 0
+    of = runs.window[rest]
+    return windows[0][of], windows[1][of], runs.start[rest], runs.end[rest], layer[of]
 
 
 def _lanes(*some: pl.DataFrame) -> tuple[Int, Int]:

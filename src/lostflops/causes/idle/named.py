@@ -79,7 +79,26 @@ def named(page: PageFindings, finding: Finding) -> Finding:
             [name for name in page.given.names["name"] if name is not None],
             page.given.accounts.get(LOADING, 0) > 0,
         ),
+        edit=_without(parts[: len(largest)], page.given.accounts.get(OTHER_HOST, 0)),
     )
+
+
+def _without(parts: Sequence[tuple[str, int]], whole: int) -> str:
+    """What to ask `lostflops whatif` for the account without these parts of it; "" where they are not most
+    of it, or one is no work that could be done elsewhere or less often."""
+    taken = sum(ns for _, ns in parts)
+    if taken <= MOSTLY * whole or not all(_can_go(name) for name, _ in parts):
+        return ""
+    return f"host:other-host-work={100 * max(0, whole - taken) / max(1, whole):.0f}%"
+
+
+def _can_go(name: str) -> bool:
+    """Whether a name is of something that a job can do without in its step: it sleeps, is at files, or runs
+    Python that is neither PyTorch's nor an optimizer's."""
+    still = stands_still(name)
+    if still is not None:
+        return still != WAITS_FOR_OTHERS
+    return bool(FRAME.search(name)) and not name.startswith("torch/") and not ON_CPU.search(name)
 
 
 def _by_function(parts: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -206,6 +225,7 @@ def between_operators(page: PageFindings) -> None:
             f"{where}.",
             next=f"Do the same in fewer operators{f' inside {spoken(inside)}' if inside else ''}: a larger "
             "batch, or `torch.compile`.",
+            edit="",
         ),
     )
 

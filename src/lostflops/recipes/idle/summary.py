@@ -112,7 +112,7 @@ from .host_at_it import TIMES, covered, host_at_it
                     "on_host": True,
                     "at_most": own,
                 }
-                for account, own, host in (("idle.data_loading", 32, 32), ("idle.other_host_work", 15, 68))
+                for account, own, host in (("idle.data_loading", 32, 32), ("idle.other_host_work", 15, 15))
             ],
         ),
     ],
