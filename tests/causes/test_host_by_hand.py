@@ -134,6 +134,34 @@ def test_what_the_host_does_instead_is_named_in_the_claim() -> None:
 
 
 @pytest.mark.parametrize(
+    ("names", "edit"),
+    [
+        # In steps of 100 ms, of which 10 are other host work.
+        ([("time.sleep in a.py(3): f", 36)], "host:other-host-work=10%"),
+        ([("a.py(9): f", 24), ("_io.FileIO.write in a.py(3): g", 12)], "host:other-host-work=10%"),
+        ([("a.py(9): f", 40)], "host:other-host-work=0%"),
+        ([("a.py(9): f", 20)], ""),  # no more than half of it
+        ([("_thread.lock.acquire in a.py(3): f", 36)], ""),  # whoever holds it decides
+        ([("a.py(9): f", 24), ("aten::mm in a.py(9): f", 12)], ""),
+        ([("torch/optim/adamw.py(80): _init_group in a.py(9): f", 36)], ""),
+        ([("forward#Transformer", 36)], ""),
+        ([("deepspeed/ops/adam/cpu_adam.py(9): step", 36)], ""),
+    ],
+)
+def test_what_is_named_for_other_work_can_be_asked_to_go(names: list[tuple[str, int]], edit: str) -> None:
+    ledger: Rows = [
+        (rank, step, account, ms)
+        for rank in range(2)
+        for step in range(2)
+        for account, ms in (("compute", 90), (PYTHON, 10))
+    ]
+    rows = [(0, PYTHON, name, ms) for name, ms in names]
+    claim = "Nothing computes for 10 ms per step while the CPU runs other code."
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), ledger=ledger, names=rows)
+    assert told.edit == edit
+
+
+@pytest.mark.parametrize(
     ("row", "said"),
     [
         ("<built-in method acquire of _thread.lock object at 0x7f>", True),

@@ -29,6 +29,12 @@ def test_a_page_is_what_the_code_says_now(page: Path) -> None:
     assert page.read_text() == generate.fresh(page), "run `make docs`"
 
 
+def test_what_a_page_shows_is_there() -> None:
+    for page in generate.pages():
+        said = page.read_text()
+        assert "There is no file or folder at" not in said and ": not found" not in said, page.name
+
+
 @pytest.mark.parametrize("name", cli.commands())
 def test_every_command_and_every_flag_is_documented(name: str) -> None:
     page = (DOCS / "reference/commands.md").read_text()

@@ -205,6 +205,19 @@ def test_without_any_kernel_or_step_there_is_an_answer_or_a_reason(tmp_path: Pat
         assert answer.refused and answer.predicted_ns is None
 
 
+def test_where_there_is_no_gpu_operators_are_no_other_work_of_the_host(tmp_path: Path) -> None:
+    """Of a step of 100 us an operator computes for 60; without all else, no more than 40 are gained."""
+    events = list[Event]()
+    for each in range(5):
+        at = 1000 + 100 * each
+        nap = span("python_function", "train.py(3): nap", at + 60, 40)
+        events += [step(each, at, 100), operator("aten::mm", at, 60), nap]
+    found = replay(tmp_path, events)
+    assert found.trust.measured_ns == 100_000
+    assert gain(found, "host:other-host-work=0ms") == 40_000
+    assert gain(found, "host:other-host-work=25%") == 30_000
+
+
 def test_a_cut_by_steps_predicts_those(tmp_path: Path) -> None:
     path = written(tmp_path / "all.json", trace(loop(steps=8, loader=1000), head(0, 1)))
     opened = lostflops.open(path)

@@ -98,7 +98,8 @@ def _can_go(name: str) -> bool:
     still = stands_still(name)
     if still is not None:
         return still != WAITS_FOR_OTHERS
-    return bool(FRAME.search(name)) and not name.startswith("torch/") and not ON_CPU.search(name)
+    theirs = name.startswith("torch/") or OPERATOR.match(name) or ON_CPU.search(name)
+    return bool(FRAME.search(name)) and not theirs
 
 
 def _by_function(parts: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
