@@ -19,6 +19,7 @@ from lostflops.ingest.kineto.devices import place
 from lostflops.ingest.kineto.events import Decoder, Event
 from lostflops.ingest.kineto.header import Header
 from lostflops.ingest.kineto.notes import Notes, without_length
+from lostflops.ingest.kineto.other_forms.programs import another_program
 from lostflops.ingest.kineto.phases import phases
 from lostflops.ingest.kineto.stream import EventStream
 from lostflops.ingest.one_of_several import of_device
@@ -46,8 +47,8 @@ FEWEST_MERGED, MERGED_SHARE = 3, 0.05
 FEW_ROWS = 10
 
 NO_TIMES = (
-    "each event has to be whole, as `export_chrome_trace` writes it: `ph` 'X', with `ts` and `dur` in "
-    "microseconds; beginnings and ends apart ('B' and 'E') are not read."
+    "each event has to tell when it ran, as `export_chrome_trace` writes it: `ph` 'X', with `ts` and `dur` "
+    "in microseconds; or 'B' and 'E' of one `pid` and `tid`, each with its `ts`."
 )
 
 # No GPU runs larger blocks.
@@ -279,12 +280,12 @@ class Assembly:
         NotATrace, NothingRecorded or Truncated.
         """
         if not gpu and not self.reader.categories and not self.header.is_profilers:
+            by, instead = another_program(self.path)
             raise NotATrace(
                 self.path,
                 f"none of its {self.stream.num_events:,} events is the PyTorch profiler's: another program "
-                "wrote it.",
-                "record PyTorch with `lostflops record -- COMMAND`; JAX, TensorFlow and others with `nsys "
-                "profile COMMAND`, and export the report with `nsys export --type sqlite`.",
+                f"wrote it{by}.",
+                instead,
             )
         if not gpu and all(table is None for table in host):
             what, lost = "no event is work, or has a usable time", self.reader.unusable

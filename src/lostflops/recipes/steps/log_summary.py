@@ -40,6 +40,8 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
         "recorded": Count("those recorded in full"),
         "median": Typical("median duration of the others after the first three; null for fewer than three"),
         "mean": Typical("mean duration of the others after the first three"),
+        "before": Typical("median of those before the first recorded step; null for fewer than three"),
+        "after": Typical("median of those after the last recorded step; null for fewer than three"),
         "recorded_median": Typical("median duration of the recorded ones; null for fewer than three"),
         "longer": Ratio("recorded_median / median - 1"),
         "alike": Share(
@@ -70,24 +72,10 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
                 )
             },
             expect=[
-                {
-                    "rank": 1,
-                    "world_size": 3,
-                    "steps": 12,
-                    "recorded": 3,
-                    "median": 40,
-                    "mean": 50,
-                    "recorded_median": 55,
-                    "longer": 0.375,
-                    "alike": 0.2,
-                    "longest": 100,
-                    "longest_step": 5,
-                    "data": 10,
-                    "data_share": 53 / 251,
-                    "recorded_data_share": 5 / 165,
-                    "checkpoint_share": 0.0,
-                    "garbage_share": 15 / 251,
-                }
+                {"rank": 1, "world_size": 3, "steps": 12, "recorded": 3, "median": 40, "mean": 50}
+                | {"before": None, "after": None, "recorded_median": 55, "longer": 0.375, "alike": 0.2}
+                | {"longest": 100, "longest_step": 5, "data": 10, "data_share": 53 / 251}
+                | {"recorded_data_share": 5 / 165, "checkpoint_share": 0.0, "garbage_share": 15 / 251}
             ],
         ),
         Example(
@@ -103,17 +91,22 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
             ],
         ),
         Example(
+            "after the recording steps are shorter, as caches are warm by then",
+            given={
+                "step_log": _log(
+                    *((n, 76 if n < 8 else 80 if n < 12 else 44, 0, 8 <= n < 12) for n in range(18))
+                )
+            },
+            expect=[{"rank": 0, "before": 76, "after": 44, "recorded_median": 80, "median": 44}],
+        ),
+        Example(
             "of too few steps no median is taken",
             given={"step_log": _log((0, None, 0, False), (1, 7, 1, True), (2, 9, 1, True))},
             expect=[
                 {"rank": 0, "world_size": 1, "steps": 3, "recorded": 2, "median": None, "mean": None}
                 | {"recorded_median": None, "longer": None, "alike": None, "longest": None, "data": None}
-                | {
-                    "data_share": None,
-                    "recorded_data_share": 2 / 16,
-                    "checkpoint_share": None,
-                    "garbage_share": None,
-                }
+                | {"data_share": None, "recorded_data_share": 2 / 16}
+                | {"checkpoint_share": None, "garbage_share": None}
             ],
         ),
     ],
@@ -132,9 +125,15 @@ def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
         _recorded=pl.col("recorded") & timed,
         _other=timed & ~pl.col("recorded") & (pl.col("step") >= WARM_UP)
         & ~before_window.over("rank", order_by="step"),
+        _first=pl.col("step").filter("recorded").min().over("rank"),
+        _last=pl.col("step").filter("recorded").max().over("rank"),
     )  # fmt: skip
     other, recorded = pl.col("duration").filter("_other"), pl.col("duration").filter("_recorded")
     spent, kept, usual = other.sum(), recorded.sum(), recorded.median()
+    sides = {
+        "before": pl.col("duration").filter(pl.col("_other") & (pl.col("step") < pl.col("_first"))),
+        "after": pl.col("duration").filter(pl.col("_other") & (pl.col("step") > pl.col("_last"))),
+    }
     alike = pl.when(usual >= other.median()).then((other >= (1 - NEAR) * usual).mean())
     alike = alike.otherwise((other <= (1 + NEAR) * usual).mean())
     data, saving = pl.col("data").filter("_other").sum(), pl.col("checkpoint").filter("_other").sum()
@@ -144,9 +143,10 @@ def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
             world_size=pl.col("world_size").max(),
             steps=pl.len().cast(pl.Int64),
             recorded=pl.col("recorded").sum().cast(pl.Int64),
-            median=pl.when(other.len() >= ENOUGH).then(other.median()).round().cast(pl.Int64),
+            median=_typical(other),
             mean=pl.when(other.len() > 0).then(spent // other.len()).cast(pl.Int64),
-            recorded_median=pl.when(recorded.len() >= ENOUGH).then(recorded.median()).round().cast(pl.Int64),
+            **{name: _typical(side) for name, side in sides.items()},
+            recorded_median=_typical(recorded),
             alike=pl.when((other.len() >= ENOUGH) & (recorded.len() >= ENOUGH)).then(alike),
             longest=other.max(),
             longest_step=pl.col("step").filter(pl.col("_other") & (pl.col("duration") == other.max())).min(),
@@ -161,6 +161,16 @@ def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
         )
         .select(*step_log_summary.columns)
     )
+
+
+def _typical(durations: pl.Expr) -> pl.Expr:
+    """Their median; null for few."""
+    return pl.when(durations.len() >= ENOUGH).then(durations.median()).round().cast(pl.Int64)
+
+
+def changed(before: float | None, after: float | None) -> bool:
+    """Whether steps took longer or less long after the recording than before it."""
+    return before is not None and after is not None and abs(after - before) > NEAR * max(before, after)
 
 
 @step_log_summary.finding(
@@ -200,14 +210,21 @@ def unlike_the_others(table: pl.DataFrame) -> Iterator[Finding]:
     where = f" on {unlike.height} of {table.height} ranks" if table.height > 1 else ""
     here = f" on rank {most['rank']}" if table.height > 1 else ""
     kept, others = milliseconds(most["recorded_median"]), milliseconds(most["median"])
+    claim = f"Recorded steps were {percent(abs(most['longer']), 1)} {word} than the rest{where} "
+    claim += f"({kept} against {others}{here}); read shares with care."
+    doubt = "recording itself takes time, the more the shorter the operators are"
+    if changed(most["before"], most["after"]):
+        before, after = milliseconds(most["before"]), milliseconds(most["after"])
+        claim = f"Recorded steps took {kept}, those before them {before} and those after {after}{here}; "
+        claim += "read shares with care."
+        doubt = "the job itself changed meanwhile: only the steps before tell what recording costs"
     yield Finding(
         name="recorded-steps-unlike-others",
-        claim=f"Recorded steps were {percent(abs(most['longer']), 1)} {word} than the rest{where} "
-        f"({kept} against {others}{here}); read shares with care.",
+        claim=claim,
         gain="unknown",
         evidence=(f"medians of {most['recorded']:,} recorded steps and of the others in the step log",),
         next="Record other steps (`--steps`), and less of them (`--what cuda`), before you trust the shares.",
-        doubt="recording itself takes time, the more the shorter the operators are",
+        doubt=doubt,
     )
 
 
