@@ -43,9 +43,8 @@ PAGEABLE_WORTH_SAYING = 0.01
         "per_step": Time("exposed time per step"),
         "step_share": Share("share of the rank's step time in which these copies are exposed"),
         "idle_in_calls": Time(
-            "time inside steps in which the device does nothing from the start of a launching call to "
-            "its end, or to the copy's start if that is less than 1 ms later; null where a launch was not "
-            "recorded"
+            "time inside steps, from a launching call on, in which the device does nothing before the copy "
+            "or, up to the call's end, after it; null where a launch was not recorded"
         ),
         "idle_share": Share("idle_in_calls / step time"),
         "idle_per_step": Time("idle_in_calls per step"),
