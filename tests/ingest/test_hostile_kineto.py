@@ -128,6 +128,18 @@ REFUSED: dict[str, tuple[bytes, type[LostflopsError], str]] = {
         NotATrace,
         "none of its 20 rows of GPU work has a duration",
     ),
+    "few GPU rows, none with a duration": (
+        trace([*one_step()[:3], *(kernel(1030.25 + at, 0, 1) for at in range(3))]),
+        NotATrace,
+        "none of its 3 rows of GPU work has a duration",
+    ),
+    "kernels without a duration beside a copy that has one": (
+        trace(
+            [*one_step()[:3], kernel(1030.5, 0, 1), {**span("gpu_memcpy", "Memcpy HtoD", 1040, 3), "pid": 0}]
+        ),
+        NotATrace,
+        "none of its 1 rows of GPU work has a duration",
+    ),
     "UTF-32": (GOOD.decode().encode("utf-32"), NotATrace, "its text is UTF-32"),
     "two objects": (GOOD + GOOD, NotATrace, "something else follows where it ends"),
     "an object and a line": (GOOD + b"\nkilled", NotATrace, "something else follows where it ends"),

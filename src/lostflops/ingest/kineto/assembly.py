@@ -43,8 +43,8 @@ SECOND_DEVICE_SHARE = 0.05
 # and a fair share of what the busiest has.
 FEWEST_MERGED, MERGED_SHARE = 3, 0.05
 
-# So few rows of a device may all be shorter than the profiler's clock tells.
-FEW_ROWS = 10
+# So few rows of a device may all be shorter than a clock tells that counts microseconds.
+FEW_ROWS, COARSE = 10, 1000
 
 NO_TIMES = (
     "each event has to tell when it ran, as `export_chrome_trace` writes it: `ph` 'X', with `ts` and `dur` "
@@ -265,9 +265,11 @@ class Assembly:
 
     def _require_durations(self, *work: pl.DataFrame | None) -> None:
         """Raise NotATrace where the device's durations are gone: what it did would pass for idle."""
-        rows = [table for table in work if table is not None]
-        many = sum(table.height for table in rows)
-        if many > FEW_ROWS and not any((table["end"] > table["start"]).any() for table in rows):
+        rows = next((table for table in work if table is not None and table.height), None)
+        if rows is None or (rows["end"] > rows["start"]).any():
+            return
+        many, is_coarse = rows.height, (rows["start"] % COARSE == 0).all()
+        if many > FEW_ROWS or not is_coarse:
             raise NotATrace(
                 self.path,
                 f"none of its {many:,} rows of GPU work has a duration.",
@@ -288,7 +290,8 @@ class Assembly:
                 instead,
             )
         if not gpu and all(table is None for table in host):
-            what, lost = "no event is work, or has a usable time", self.reader.unusable
+            what, halves = "no event is work, or has a usable time", self.reader.halves
+            lost = self.reader.unusable + (halves.unended if halves else 0)
             if lost:
                 what += f": {lost:,} do not tell when they began or how long they took"
             raise NothingRecorded(self.path, what, NO_TIMES if lost else "")

@@ -15,6 +15,7 @@ from pathlib import Path
 import polars as pl
 
 from lostflops import run_folder
+from lostflops.errors import NotATrace
 from lostflops.ingest import processes
 from lostflops.ingest.attribution import OperatorTree, apart, attribute, main_thread
 from lostflops.ingest.formats import Reader, Reading
@@ -64,6 +65,7 @@ def read(path: Path, folder: Path, progress: Callable[[float], None] | None = No
     """
     with opened(path, folder) as export:
         machine = _Machine(export)
+        _require_durations(path, export)
         homes = _homes(export)
         machine.note_strays(homes)
         machine.note_helpers()
@@ -159,6 +161,17 @@ class _Home:
     main: int | None
     touched: int
     orphans: bool
+
+
+def _require_durations(path: Path, export: Export) -> None:
+    """Raise NotATrace where no GPU work has a length: what it did would pass for idle."""
+    rows, busy = _gpu_work(export).select(pl.col("rows", "busy").sum()).row(0)
+    if rows and not busy:
+        raise NotATrace(
+            path,
+            f"none of its {int(rows):,} rows of GPU work has a duration.",
+            "export the report again, or record again: this export lost what the GPU did.",
+        )
 
 
 def _homes(export: Export) -> list[_Home]:

@@ -70,7 +70,7 @@ def _marked(copies: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def _with_gap(copies: pl.LazyFrame, idle: pl.LazyFrame) -> pl.LazyFrame:
-    """The copies with `_gap`: since when the device does nothing before each of them; its start if it does."""
+    """The copies with `_gap`: since when the device does nothing before each; its start where it does."""
     gaps = intervals.union(idle, ["rank"]).select("rank", _gap="start", _until="end")
     before = pl.when(pl.col("_until") >= pl.col("start")).then("_gap")
     return (
