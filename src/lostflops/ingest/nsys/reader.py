@@ -34,6 +34,7 @@ from lostflops.ingest.nsys.rows import fitting, near
 from lostflops.ingest.nsys.target import Devices, NsysRecording, TargetGpu, mpi_ranks, recording
 from lostflops.ingest.one_of_several import of_device
 from lostflops.ingest.part import Part, write_tables
+from lostflops.ingest.shared_gpu import OnGpu, ranks
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.naming.classification import kernel_facts
 from lostflops.store.trace import ONE_PER_DEVICE, Quality
@@ -70,7 +71,7 @@ def read(path: Path, folder: Path, progress: Callable[[float], None] | None = No
         machine.note_strays(homes)
         machine.note_helpers()
         several = sum(len(home.devices) for home in homes) > 1
-        placed: list[tuple[tuple[int, int], Part]] = []
+        placed: list[tuple[tuple[int, int], OnGpu]] = []
         for number, home in enumerate(homes):
 
             def tell(share: float, number: int = number) -> None:
@@ -82,9 +83,9 @@ def read(path: Path, folder: Path, progress: Callable[[float], None] | None = No
                 gpu = machine.devices.of(home.process, device)
                 order = gpu.gpu_id if gpu.gpu_id is not None else -1 if device is None else device
                 part = process.part(folder / str(len(placed)), device, gpu, machine.samples(gpu, several))
-                placed.append(((order, home.process), part))
+                placed.append(((order, home.process), process.on_gpu(part, device, gpu)))
             tell(1.0)
-        parts = [part for _, part in sorted(placed, key=lambda place: place[0])]
+        parts = [*ranks([one for _, one in sorted(placed, key=lambda place: place[0])])]
         _forget_repeated_ranks(parts)
         named = RECORDED.match(path.name)
         if named is not None and len(parts) == 1:  # `lostflops record` knew which rank it put nsys around
@@ -248,6 +249,7 @@ class _Process:
     def __init__(self, machine: _Machine, home: _Home, tell: Callable[[float], None]) -> None:
         export, process, orphans = machine.export, home.process, home.orphans
         self.machine, self.home = machine, home
+        self.steps = dict[int | None, pl.DataFrame]()  # by device, once its part is written
         quality = self.quality = list[Quality]()
         launches = cuda.launches(export, process, orphans, quality)
         kernels = cuda.kernels(export, process, orphans, quality)
@@ -323,6 +325,7 @@ class _Process:
         if self.machine.accountable and (work.height or mine["copies"].height):
             mine["steps"] = find_steps(mine["ranges"], mine["operators"], work, start, end, mine["copies"])
             beside = outside(mine["steps"], work, mine["copies"])
+            self.steps[device] = mine["steps"]
         if samples is not None:
             mine["counters"] = samples.with_columns(device=pl.lit(device, dtype=pl.Int64))
         if self.machine.network.height:
@@ -364,6 +367,12 @@ class _Process:
             quality=(self.quality if first else []) + beside,
             absent=self._absent(set(written)),
         )
+
+    def on_gpu(self, part: Part, device: int | None, gpu: TargetGpu) -> OnGpu:
+        """The part with what tells whether others share its GPU."""
+        mine = self._of_device(device)
+        work = pl.concat([mine[name].select("start", "end") for name in ("kernels", "copies")])
+        return OnGpu(part, None if gpu.is_slice else gpu.gpu_id, self.talks, work, self.steps.get(device))
 
     def _of_device(self, device: int | None) -> dict[str, pl.DataFrame]:
         devices = self.home.devices

@@ -25,6 +25,7 @@ from .budget import Budget, budget
 from .moments import Moments, moments
 from .notes.lost_work import doubted, lost_work
 from .notes.of_one_run import OF_OTHER_TIMES, of_other_runs, of_other_times
+from .notes.shared_gpu import shared
 from .notes.step_kinds import of_two_kinds
 from .pipeline import Pipeline, pipeline
 from .run import Run, recorded
@@ -203,6 +204,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
             *job_notes(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
             *lost,
+            *shared(trace.manifest.quality, len(run.ranks)),
             *_between(trace, steps),
             *_kept_notes(session, "page_uncovered", partial(step_notes.uncovered, trace, steps)),
             *step_notes.without_update(trace, steps),
