@@ -1,5 +1,5 @@
-"""Sentences of the page of one rank that were false: of pauses inside graphs, of copies behind work, of kernels
-without a length, of another process on the GPU."""
+"""Sentences of the page of one rank that were false: of pauses inside graphs, of copies behind other work and
+beside it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def decoding(copies: bool = True) -> dict[str, list[dict[str, Any]]]:
         at = 260 * US * token
         tables["steps"].append({"step": token, "start": at, "end": at + 260 * US, "source": "range"})
         graph = {"start": at, "end": at + 5 * US, "thread": THREAD}
-        tables["launches"].append({**graph, "name": "cudaGraphLaunch", "correlation": 10 * token})
+        tables["launches"].append({**graph, "name": "cudaGraphLaunch", "correlation": 10 + 10 * token})
         launched = {"launch_start": at, "launch_end": at + 5 * US, "thread": THREAD, "stream": 7}
         for number in range(20):
             start = at + (10 + 10 * number) * US
             tables["kernels"].append(
-                {"start": start, "end": start + 8 * US, "family": "gemm", "correlation": 10 * token}
+                {"start": start, "end": start + 8 * US, "family": "gemm", "correlation": 10 + 10 * token}
                 | launched
             )
         if copies:
@@ -36,15 +36,49 @@ def decoding(copies: bool = True) -> dict[str, list[dict[str, Any]]]:
             start = at + 210 * US
             tables["copies"].append(
                 {"start": start, "end": start + 2 * US, "bytes": 4, "direction": "device to host"}
-                | {"host_memory": "pageable", "correlation": 10 * token + 1}
+                | {"host_memory": "pageable", "correlation": 11 + 10 * token}
                 | asked
             )
     return tables
 
 
 def test_pauses_of_work_before_a_copy_are_not_what_the_copy_costs(tmp_path: Path) -> None:
-    """The copy waits behind the graph for 202 µs, of which the GPU does nothing for 40: only 2 are its own."""
+    """The copy waits behind the graph for 202 µs. The GPU does nothing for 40 of them: 2 are the copy's."""
     page = lostflops.why(made(tmp_path, decoding()))
     (answer,) = (a for a in page.answers if a.recipe.name == "copy_summary_by_time")
     assert answer.table["idle_in_calls"].to_list() == [4 * 2 * US]
     assert not any("ageable" in finding.claim for finding in page.findings if finding.size > 10 * US)
+
+
+def test_pauses_inside_a_graph_are_not_to_be_mended_by_graphs(tmp_path: Path) -> None:
+    page = lostflops.why(made(tmp_path, decoding(copies=False)))
+    (found,) = (finding for finding in page.findings if finding.name == "late-after-launch")
+    assert found.evidence[0] == "38.0 µs of it between kernels of one CUDA graph"
+    assert "CUDA graphs shorten" not in found.next and found.remedies == ()
+
+
+def prefetching(memory: str = "pinned", of: int = 600) -> dict[str, list[dict[str, Any]]]:
+    """Four steps of 1 ms, which compute for 400 µs and from 200 on bring in the next batch, for 600."""
+    rows = range(0, 4000 * US, 1000 * US)
+    launch = {"launch_start": 0, "launch_end": 2, "thread": THREAD}
+    ends = {"rank": 0, "device_kind": "gpu", "main_thread": THREAD, "end": 4000 * US}
+    copied = {"direction": "host to device", "host_memory": memory, "bytes": 1 << 20, "stream": 9}
+    return {
+        "ranks": [ends],
+        "steps": [{"step": at // US, "start": at, "end": at + 1000 * US} for at in rows],
+        "kernels": [
+            {"start": at, "end": at + 400 * US, "family": "gemm", "stream": 7} | launch for at in rows
+        ],
+        "copies": [
+            {"start": at + 200 * US, "end": at + (200 + of) * US} | copied | launch for at in rows
+        ],
+    }  # fmt: skip
+
+
+def test_copies_that_run_beside_compute_from_pinned_memory_are_not_to_be_pinned(tmp_path: Path) -> None:
+    """Nothing hides 400 of the 600 µs; they are on a second stream already."""
+    (found,) = (
+        f for f in lostflops.why(made(tmp_path, prefetching())).findings if f.name == "copies-exposed"
+    )
+    assert found.claim.startswith("Copies that nothing hides cost 400 µs per step (40.0 %)")
+    assert found.next.startswith("They run beside other work already") and found.remedies == ()

@@ -27,6 +27,13 @@ ADVICE = {
 }
 
 
+BESIDE = (
+    "They run beside other work already, and last longer than it: start them earlier, move fewer bytes (a "
+    "narrower dtype), or keep on the device what is copied again in every step."
+)
+HIDDEN_FROM = 0.25  # of the time that copies take, from which on they run beside other work
+
+
 class _Gain(TypedDict):
     ns_in_steps: int
     cost_per_step: int
@@ -71,6 +78,22 @@ def pinning_helps(rows: pl.DataFrame, direction: str) -> bool:
     return direction == "host to device" or (
         direction == "device to host" and bool((memory != "pinned").any())
     )
+
+
+def advice(rows: pl.DataFrame, direction: str) -> tuple[str, tuple[str, ...] | None]:
+    """What to do about copies of a direction, and the remedies: None for those that the finding declares."""
+    if _run_beside(rows, direction):
+        return BESIDE, ()
+    other = "Overlap the copies with kernels on a second stream, or avoid them."
+    return ADVICE.get(direction, other), None if pinning_helps(rows, direction) else ()
+
+
+def _run_beside(rows: pl.DataFrame, direction: str) -> bool:
+    """Whether copies of a direction are from or to pinned memory, and other work hides much of them."""
+    mine = rows.filter(pl.col("direction") == direction)
+    hidden, exposed = mine.select(pl.col("hidden_in_steps", "in_steps").sum()).row(0)
+    pinned = (mine["host_memory"].cast(pl.String) == "pinned").all()
+    return bool(pinned) and hidden >= HIDDEN_FROM * (hidden + exposed)
 
 
 def gain(rows: pl.DataFrame, table: pl.DataFrame) -> _Gain:

@@ -13,7 +13,7 @@ from lostflops.recipes.steps.totals import added_up, mean_share, num_ranks, per_
 from lostflops.tables import Copies
 
 from .beside_work import on_every_rank, summed, with_bound
-from .cost import ADVICE, PINNING, cost, costliest, facts, gain, held, hidden_by_nothing, pinning_helps
+from .cost import PINNING, advice, cost, costliest, facts, gain, held, hidden_by_nothing
 
 # Share of the step from which exposed copies are worth a finding (TraceLens: 5 % in one direction).
 WORTH_SAYING = 0.05
@@ -136,30 +136,11 @@ PAGEABLE_WORTH_SAYING = 0.01
                 "steps": [{"start": 0, "end": 50}],
             },
             expect=[
-                {
-                    "rank": 0,
-                    "direction": "unknown",
-                    "host_memory": "unknown",
-                    "copies": 3,
-                    "bytes": 609,
-                    "time": 60,
-                    "bandwidth": 609 / 33,
-                    "hidden": 0,
-                    "exposed": 40,
-                    "copies_in_steps": 2,
-                    "bytes_in_steps": 600,
-                    "bandwidth_in_steps": 20.0,
-                    "hidden_in_steps": 0,
-                    "in_steps": 37,
-                    "per_step": 37,
-                    "step_share": 0.74,
-                    "idle_in_calls": None,
-                    "idle_share": None,
-                    "idle_per_step": None,
-                    "held": None,
-                    "at_most": None,
-                    "beside": 50,
-                }
+                {"rank": 0, "direction": "unknown", "host_memory": "unknown", "copies": 3, "bytes": 609}
+                | {"time": 60, "bandwidth": 609 / 33, "hidden": 0, "exposed": 40, "copies_in_steps": 2}
+                | {"bytes_in_steps": 600, "bandwidth_in_steps": 20.0, "hidden_in_steps": 0, "in_steps": 37}
+                | {"per_step": 37, "step_share": 0.74, "idle_in_calls": None, "idle_share": None}
+                | {"idle_per_step": None, "held": None, "at_most": None, "beside": 50}
             ],
         ),
         Example(
@@ -221,12 +202,13 @@ def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
     """One finding for all copies, with advice for the direction that costs most."""
     if mean_share(table, table) >= WORTH_SAYING:
         most = costliest(table)
+        then, remedies = advice(table, most)
         yield Finding(
             name="copies-exposed",
             claim=f"Copies that nothing hides cost {cost(table)}, most of it {most}.",
             evidence=(hidden_by_nothing(table), *facts(table), *held(table), *added_up(table)),
-            next=ADVICE.get(most, "Overlap the copies with kernels on a second stream, or avoid them."),
-            remedies=None if pinning_helps(table, most) else (),
+            next=then,
+            remedies=remedies,
             shared=True,
             accounts=("copy",),
             **gain(table, table),

@@ -10,7 +10,7 @@ import polars as pl
 
 from lostflops.finding import milliseconds, percent
 from lostflops.recipes.steps.log_pauses import WORTH_SAYING, ordinal
-from lostflops.recipes.steps.log_summary import OFTEN, UNLIKE, changed
+from lostflops.recipes.steps.log_summary import OFTEN, UNLIKE
 from lostflops.recipes.steps.pauses import CAUSES
 from lostflops.session import Answer
 from lostflops.store.trace import WINDOW_LOST, Quality, Trace
@@ -172,10 +172,11 @@ def _compared(ranks: pl.DataFrame, usual: float) -> str:
     if not isinstance(kept, float) or not isinstance(alike, float):
         return ""
     recorded = f"that of recorded steps {milliseconds(kept)}"
-    if isinstance(before, float) and isinstance(after, float) and changed(before, after):
+    changed = 2 * ranks["before"].null_count() < ranks.height
+    if changed and isinstance(before, float) and isinstance(after, float):
         told = f": {milliseconds(before)} before the recording and {milliseconds(after)} after it, {recorded}"
-        alone = ". Shares are those of the recorded steps alone"
-        return told + alone * (abs(kept / after - 1) > UNLIKE)
+        care = ". Its steps changed meanwhile: read shares with care"
+        return told + care * (abs(kept / after - 1) > UNLIKE)
     if abs(kept / usual - 1) <= UNLIKE:
         return f", {recorded}"
     if alike >= OFTEN:
