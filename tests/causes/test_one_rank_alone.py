@@ -6,6 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import lostflops
 from made_runs import made
 
@@ -82,3 +84,28 @@ def test_copies_that_run_beside_compute_from_pinned_memory_are_not_to_be_pinned(
     )
     assert found.claim.startswith("Copies that nothing hides cost 400 µs per step (40.0 %)")
     assert found.next.startswith("They run beside other work already") and found.remedies == ()
+
+
+@pytest.mark.parametrize(
+    ("each", "said"), [(3, "but these take 3.00 µs on average"), (30, "nothing here is")]
+)
+def test_a_gpu_that_is_busy_with_tiny_kernels_is_not_called_well(
+    tmp_path: Path, each: int, said: str
+) -> None:
+    """They follow each other without a pause; fused, they would take a fraction of the time."""
+    launch = {"launch_start": 0, "launch_end": 2, "thread": THREAD}
+    length = 40 * each * US
+    page = lostflops.why(
+        made(
+            tmp_path,
+            {
+                "ranks": [{"rank": 0, "device_kind": "gpu", "main_thread": THREAD, "end": 4 * length}],
+                "steps": [{"step": n, "start": n * length, "end": (n + 1) * length} for n in range(4)],
+                "kernels": [
+                    {"start": n * each * US, "end": (n + 1) * each * US, "family": "elementwise", **launch}
+                    for n in range(160)
+                ],
+            },
+        )
+    )
+    assert not [finding for finding in page.findings if finding.size] and said in page.no_finding

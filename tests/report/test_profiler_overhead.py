@@ -29,8 +29,8 @@ def test_idle_time_in_which_the_profiler_works_is_told_per_step() -> None:
     """Of 30 ns that it works in step 1, the GPU idles in 20; three steps count."""
     (said,) = told((130, 160))
     assert said == (
-        "The profiler itself works (Buffer Flush) for 7 ns per step (6.7 %) in which the GPU idles: without it "
-        "the job idles less, whatever these pauses are charged to below."
+        "The profiler itself works (Buffer Flush) for 7 ns per step (6.7 %) in which the GPU idles: without "
+        "it the job idles less, whatever these pauses are charged to below."
     )
     assert told((130, 148)) == []  # 2.7 %
     assert told((130, 160), name="Lazy Function Loading") == []  # the job's own

@@ -49,6 +49,7 @@ UNCLASSIFIED_PER_MILLE = 10
 OUTSIDE_PER_MILLE = 10
 # A loss of this share is no reason to call a job well though none of its causes is large.
 LARGE_PER_MILLE = 100
+SHORT = 5_000  # ns: kernels of less take hardly longer with several times as much to do
 # What is asked after the findings, the last two only where a report draws moments.
 LATER = ("pipeline_passes", "device_runs", "idle_stretches")
 
@@ -127,6 +128,12 @@ class Page:
             label = "idle time" if most.account == "idle" else most.label
             return (
                 f"{label} is {most.share} of the {self.run.span}, but none of its causes is large by itself."
+            )
+        short = facts.mean_kernel(self.answers) if self.run.device_kind == "gpu" else None
+        if short is not None and short < SHORT:
+            return (
+                f"hardly any time is lost between kernels, but these take {milliseconds(short)} on average: "
+                "fewer and larger ones (`torch.compile`, a larger batch) may take less."
             )
         return "nothing here is worth a change."
 
