@@ -109,3 +109,13 @@ def test_a_gpu_that_is_busy_with_tiny_kernels_is_not_called_well(
         )
     )
     assert not [finding for finding in page.findings if finding.size] and said in page.no_finding
+
+
+def test_pages_that_move_by_themselves_are_not_to_be_overlapped_on_a_stream(tmp_path: Path) -> None:
+    tables = prefetching("managed")
+    for row in tables["copies"]:
+        row |= {"direction": "migration to host", "launch_start": None, "launch_end": None}
+    page = lostflops.why(made(tmp_path, tables))
+    (found,) = (finding for finding in page.findings if finding.name == "copies-exposed")
+    assert found.next.startswith("Managed memory moves page by page")
+    assert found.doubt == "Managed memory moves without a call: what waits for it is not known."

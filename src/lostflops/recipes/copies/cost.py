@@ -17,7 +17,13 @@ PINNING = {
     "it is there; pageable copies, as of `.item()` and `.cpu()`, make the host wait.",
 }
 
+PAGES = (
+    "Managed memory moves page by page, when it is missed: prefetch it before it is needed "
+    "(`cudaMemPrefetchAsync`), and keep no more of it in use than the GPU holds, or pages leave and come back."
+)
 ADVICE = {
+    "migration to device": PAGES,
+    "migration to host": PAGES,
     "host to device": "Copy ahead on a second stream from pinned memory (`non_blocking=True`), "
     "or keep on the device what is copied again in every step.",
     "device to host": "Look for `.item()`, `.cpu()`, logging or offloading in the step; copy less often, or "
@@ -101,6 +107,8 @@ def gain(rows: pl.DataFrame, table: pl.DataFrame) -> _Gain:
     now = _now(rows, num_ranks(table))
     if rows["at_most"].null_count():
         doubt = "Launches of some copies were not recorded: the cost of their calls is not known."
+        if (rows.filter(pl.col("at_most").is_null())["host_memory"].cast(pl.String) == "managed").all():
+            doubt = "Managed memory moves without a call: what waits for it is not known."
         return {"ns_in_steps": 0, "cost_per_step": now, "gain": "unknown", "doubt": doubt}
     by_rank = rows.group_by("rank").agg(pl.col("at_most").sum(), pl.col("beside").max())
     bound = by_rank.select(pl.min_horizontal("at_most", "beside").sum()).item()
