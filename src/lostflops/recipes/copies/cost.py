@@ -19,7 +19,8 @@ PINNING = {
 
 PAGES = (
     "Managed memory moves page by page, when it is missed: prefetch it before it is needed "
-    "(`cudaMemPrefetchAsync`), and keep no more of it in use than the GPU holds, or pages leave and come back."
+    "(`cudaMemPrefetchAsync`), and keep no more of it in use than the GPU holds, or pages leave and come "
+    "back."
 )
 ADVICE = {
     "migration to device": PAGES,
