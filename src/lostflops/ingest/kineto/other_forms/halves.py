@@ -53,7 +53,9 @@ class Halves:
         begun, ended = matched(lane[order], kind[order])
         self.unended = int((kind == BEGIN).sum()) - len(begun)
         self.unbegun = int((kind == END).sum()) - len(ended)
-        pairs = zip(order[begun].tolist(), order[ended].tolist(), strict=True)
+        firsts: list[int] = order[begun].tolist()
+        lasts: list[int] = order[ended].tolist()
+        pairs = zip(firsts, lasts, strict=True)
         return [self._joined(rows[first], rows[last], int(at[last] - at[first])) for first, last in pairs]
 
     def _joined(self, begin: Event, end: Event, ns: int) -> Event:
