@@ -229,7 +229,7 @@ def test_deepseek_hides_its_communication_that_others_do_not_see(opened: Opened)
 
 @pytest.mark.parametrize(
     ("name", "exposed", "idle"),
-    [("num_workers_4__worker0", 15_353_000, 1_175_000), ("worker0.1623143566756", 8_749_000, 765_000)],
+    [("num_workers_4__worker0", 15_353_000, 1_169_000), ("worker0.1623143566756", 8_749_000, 765_000)],
 )
 def test_pinning_could_save_what_pageable_copies_and_their_calls_cost(
     opened: Opened, name: str, exposed: int, idle: int

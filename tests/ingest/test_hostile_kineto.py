@@ -28,8 +28,9 @@ from lostflops.errors import (
 from lostflops.ingest import job, sources
 from lostflops.ingest.kineto import reader as kineto
 from lostflops.ingest.kineto import stream
-from lostflops.ingest.kineto.columns import CoarseTimesError, frame_name, nanoseconds
+from lostflops.ingest.kineto.columns import frame_name
 from lostflops.ingest.kineto.events import Args
+from lostflops.ingest.times.microseconds import CoarseTimesError, nanoseconds
 from lostflops.session import Session, Skipped
 
 ONE_STEP = {"compute": 40_250, "idle": 59_750}
@@ -126,6 +127,18 @@ REFUSED: dict[str, tuple[bytes, type[LostflopsError], str]] = {
         trace([*one_step()[:3], *(kernel(1030 + at, 0, 1) for at in range(20))]),
         NotATrace,
         "none of its 20 rows of GPU work has a duration",
+    ),
+    "few GPU rows, none with a duration": (
+        trace([*one_step()[:3], *(kernel(1030.25 + at, 0, 1) for at in range(3))]),
+        NotATrace,
+        "none of its 3 rows of GPU work has a duration",
+    ),
+    "kernels without a duration beside a copy that has one": (
+        trace(
+            [*one_step()[:3], kernel(1030.5, 0, 1), {**span("gpu_memcpy", "Memcpy HtoD", 1040, 3), "pid": 0}]
+        ),
+        NotATrace,
+        "none of its 1 rows of GPU work has a duration",
     ),
     "UTF-32": (GOOD.decode().encode("utf-32"), NotATrace, "its text is UTF-32"),
     "two objects": (GOOD + GOOD, NotATrace, "something else follows where it ends"),
@@ -487,13 +500,10 @@ def test_a_duration_of_centuries_leaves_its_row_out(asked: Asked) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda e: [
-            {**{k: v for k, v in e.items() if k != "dur"}, "ph": "B"},
-            {"ph": "E", "cat": e["cat"], "pid": 1, "tid": 1, "ts": e["ts"] + 1},
-        ],
+        lambda e: [{**{k: v for k, v in e.items() if k != "dur"}, "ph": "B"}, {"ph": "i", "ts": e["ts"] + 1}],
         lambda e: [{**e, "ts": (e["ts"] + 1.8e15) * 1000}],
     ],
-    ids=["beginnings and ends apart", "nanoseconds since 1970"],
+    ids=["beginnings without ends", "nanoseconds since 1970"],
 )
 def test_events_without_a_duration_or_a_time_are_said_to_be_so(change: Any, tmp_path: Path) -> None:
     events = [half for event in one_step() for half in change(event)]

@@ -1368,3 +1368,9 @@ def test_what_is_recognised() -> None:
     assert nsys.recognises(Path("renamed"), b"SQLite format 3\x00more")
     assert nsys.recognises(Path("a.nsys-rep"), b"whatever")
     assert not nsys.recognises(Path("a.json"), b"{}")
+
+
+def test_an_export_whose_gpu_work_has_no_length_is_refused(tmp_path: Path) -> None:
+    path = sqlite(tmp_path / "job.sqlite", {"CUPTI_ACTIVITY_KIND_KERNEL": [kernel(5, 5), kernel(9, 9)]})
+    with pytest.raises(NotATrace, match="none of its 2 rows of GPU work has a duration"):
+        nsys.read(path, tmp_path / "out")

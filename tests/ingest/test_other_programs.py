@@ -34,6 +34,30 @@ def test_the_trace_of_another_program_is_refused(tmp_path: Path, content: Any) -
         kineto.read(path, tmp_path / "out")
 
 
+def of_process(name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": name}}
+
+
+@pytest.mark.parametrize(
+    ("device", "what", "instead"),
+    [
+        ("/device:GPU:0", "the profiler of JAX and TensorFlow (XLA), on a GPU.", "nsys profile -t cuda,nvtx"),
+        ("/device:TPU:3", "the profiler of JAX and TensorFlow (XLA), on a TPU.", "no recording of a TPU"),
+        ("/host:CPU", "the profiler of JAX and TensorFlow (XLA).", "nsys profile -t cuda,nvtx"),
+    ],
+)
+def test_a_trace_of_xla_is_called_that_and_what_to_do_is_said(
+    tmp_path: Path, device: str, what: str, instead: str
+) -> None:
+    """As `jax.profiler.trace` leaves it in `plugins/profile/TIME/HOST.trace.json.gz`."""
+    ran = plain("fusion.1", 5, args={"hlo_op": "fusion.1", "hlo_module": "jit_train_step"})
+    content = {"displayTimeUnit": "ns", "metadata": {}, "traceEvents": [of_process(device), ran, {}]}
+    path = written(tmp_path / "host.trace.json.gz", json.dumps(content).encode())
+    with pytest.raises(NotATrace) as said:
+        kineto.read(path, tmp_path / "out")
+    assert what in said.value.message and instead in said.value.hint
+
+
 def test_it_is_left_out_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOSTFLOPS_CACHE", str(tmp_path / "store"))
     folder = tmp_path / "traces"

@@ -172,3 +172,25 @@ def test_recorded_steps_that_are_as_long_as_many_others_are_not_called_slower(tm
         "recorded steps 900 ms: 48.5 % of the others are as long."
     )
     assert answer.findings == ()
+
+
+def test_steps_that_are_shorter_after_the_recording_are_told_apart(tmp_path: Path) -> None:
+    """As memory is there and caches are warm by then: the median of both is that of neither."""
+    lines = [json.loads(line) for line in log(0, 40, world=1, window=(10, 11, 12)).splitlines()]
+    for line in lines:
+        if line.get("step") is not None:
+            line["duration"] = (76 if line["step"] < 10 else 80 if line["step"] < 13 else 44) * 10**6
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    answer = Session(lostflops.open(run(tmp_path, **{"00000_a0": text}))).run("step_log_summary")
+    assert isinstance(answer, Answer)
+    (told,) = list(sentences.steps({"step_log_summary": answer}))
+    assert told == (
+        "The step log has 40 steps; the median outside warm-up and recording is 44.0 ms (rank 0): 76.0 ms "
+        "before the recording and 44.0 ms after it, that of recorded steps 80.0 ms. Its steps changed "
+        "meanwhile: read shares with care."
+    )
+    (found,) = answer.findings
+    assert found.claim == (
+        "Recorded steps were 80.0 ms long, those before them 76.0 ms and those after 44.0 ms; read shares "
+        "with care."
+    )

@@ -60,6 +60,21 @@ def test_a_long_pause_between_two_recordings_is_in_no_step() -> None:
     assert found(marks) == [(7, 10, 95, "profiler", True), (40, 700, 790, "profiler", True)]
 
 
+def test_what_comes_after_every_mark_is_of_the_step() -> None:
+    """Lightning loads the next batch between two ranges around batches, for longer than these last."""
+    name = "[pl][profile]run_training_batch"
+    marks = ranges(*((name, at, at + 20) for at in (10, 110, 210, 310)))
+    steps = found(marks)
+    assert [row[1:3] for row in steps] == [(10, 110), (110, 210), (210, 310), (310, 330)]
+    assert [row[4] for row in steps] == [True, True, True, False]  # what follows the last is not here
+
+
+def test_an_evaluation_between_two_steps_is_in_none() -> None:
+    name = "[pl][profile]run_training_batch"
+    marks = ranges(*((name, at, at + 20) for at in (10, 32, 210, 232, 254)))
+    assert [row[1:3] for row in found(marks)] == [(10, 32), (32, 52), (210, 232), (232, 254), (254, 274)]
+
+
 def test_a_step_that_outlives_the_recording_is_cut_and_incomplete() -> None:
     marks = ranges(("ProfilerStep#7", 10, 95), ("ProfilerStep#8", 100, 190))
     assert found(marks, end=150) == [(7, 10, 100, "profiler", True), (8, 100, 150, "profiler", False)]

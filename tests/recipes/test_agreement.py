@@ -143,14 +143,22 @@ def test_what_copies_cost_beside_themselves_is_in_the_calls_that_launch_them(
         spans = [
             instants([{"rank": rank, "start": first(c), "end": last(c)} for c in mine]).keys() & steps
             for first, last in (
-                (lambda c: c["launch_start"], lambda c: max(c["launch_end"], c["start"])),
+                (lambda c: c["end"], lambda c: max(c["launch_end"], c["end"])),
                 (lambda c: c["launch_start"], lambda c: c["launch_end"]),
                 (lambda c: c["start"], lambda c: min(c["launch_end"], c["end"])),
                 (lambda c: c["start"], lambda c: c["end"]),
             )
         ]
-        waited, called, own, run = spans
+        after, called, own, run = spans
         idle = steps - busy
+        # Before a copy, its own gap alone: from the last instant back at which the device works.
+        before: set[tuple[int, int]] = set()
+        for c in mine:
+            at = c["start"] - 1
+            while at >= c["launch_start"] and (rank, at) in idle:
+                before.add((rank, at))
+                at -= 1
+        waited = before | after
         assert row["idle_in_calls"] == of_rank(waited & idle, rank)
         assert row["held"] == of_rank((called & busy) - (own - working), rank)
         assert (row["in_steps"], row["hidden_in_steps"]) == (

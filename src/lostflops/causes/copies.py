@@ -9,14 +9,14 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, percent
 
-from .idle.named import names_of
+from .idle.named import SAVES, SAVES_OR_LOGS, names_of
 from .page_findings import PER_STEP, PageFindings
 
 COPIES = ("copies-exposed", "copies-pageable")
 # Idle time that calls which copy can be charged to.
 IN_CALLS = ("idle.long_call", "idle.host_synchronisation", "idle.launch_bound")
 HALF = 0.5
-CHECKPOINT = "idle.checkpoint_logging"
+CHECKPOINT, BOTH_HOLD = "idle.checkpoint_logging", "Checkpoints and logging hold"
 WORTH_SAYING = 0.01
 # Idle time after work was launched: what it waits for, and a call that blocks with it, is no copy's doing.
 NOT_OWN = ("idle.unrecorded", "idle.dependency")
@@ -67,12 +67,13 @@ def _in_checkpoints(page: PageFindings) -> None:
             cost_per_step=0,
         )
         page.put(saving)
+    what = "Checkpoints hold" if SAVES in saving.claim and SAVES_OR_LOGS not in saving.claim else BOTH_HOLD
     joined = page.absorb(saving, (replace(m, claim="") for m in members), copied)
     page.replace(
         joined,
         replace(
             joined,
-            claim=f"Checkpoints and logging hold the job up for {page.share(joined.size)}, copies included.",
+            claim=f"{what} the job up for {page.share(joined.size)}, copies included.",
             evidence=(
                 *joined.evidence,
                 f"{percent(copied, exposed)} of the exposed copying happens inside checkpoints",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from statistics import median
 
 import polars as pl
@@ -23,6 +23,7 @@ from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
 from .declared import remedies
+from .idle.graphs import between_nodes
 from .names import bytes_of
 from .purposes import (
     CALLED,
@@ -122,6 +123,7 @@ class Given:
     held_back: int = 0
     surely_waited: int = 0
     beyond_fastest: int = 0
+    between_nodes: int = 0  # pauses between kernels of one graph, ns
     clocks_apart: int = 0
     data_parallel: bool = True
     on_host: bool = False
@@ -312,6 +314,7 @@ def gather(
         flops=dict(folded("flops", ASKED, lambda: _flops(trace, counted)).iter_rows()) if many else {},
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
+        between_nodes=total("between_nodes", partial(_between_nodes, trace)) if not on_host else 0,
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),
@@ -496,6 +499,11 @@ def _in_long_pauses(session: Session, counted: pl.DataFrame) -> int:
     length = pl.col("end") - pl.col("start")
     pauses = intervals.union(other.lazy(), ["rank"]).filter(length >= LONG)
     return int(pauses.select(length.sum()).collect().item() or 0)
+
+
+def _between_nodes(trace: Trace, session: Session, counted: pl.DataFrame) -> int:
+    stretches, kernels = _table(session, "idle_causes"), trace.table("kernels")
+    return 0 if stretches is None or kernels is None else between_nodes(stretches, kernels, counted)
 
 
 def _work(trace: Trace, on_host: bool, ledger: pl.DataFrame) -> pl.DataFrame:

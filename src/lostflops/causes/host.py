@@ -12,6 +12,7 @@ from lostflops.naming.standing_still import stands_still
 
 from .declared import BESIDE, SLOWED
 from .given import BETWEEN, OTHER_HOST, Given
+from .idle.graphs import pauses_inside_graphs
 from .idle.named import BETWEEN_FROM, BY_NAME, between_operators, named, names_of
 from .names import made_of, spoken
 from .one_rank.held_up import PAUSES, away, held_up, ranks_held_up
@@ -45,6 +46,7 @@ def join_host(page: PageFindings) -> None:
     _synchronised_often(page)
     _detects_anomalies(page)
     _untold_after_waits(page)
+    pauses_inside_graphs(page)
     _slowed_by_saving(page)
     _beside_python(page)
     _blocked(page)

@@ -27,7 +27,7 @@ from .first_page.run import Run
 from .html_file import answers, file, folded, section
 from .markup import Markup, coded, join, tag, unbroken
 from .mini_timeline import pictures
-from .terminal import MOST_CONTRIBUTORS, about_gains, gain, headline, parted, remedy, whatif
+from .terminal import MOST_CONTRIBUTORS, MOST_REMEDIES, about_gains, gain, headline, parted, remedies, whatif
 from .words.safe import advice, as_command, one_line
 
 MOST_FINDINGS = 100
@@ -230,7 +230,7 @@ def _finding(finding: Finding, page: Page, paths: str, picture: Markup | None) -
     if picture:
         yield picture
     yield tag("p", tag("b", "Next "), coded(one_line(advice(finding.next, paths), MOST_TEXT)), class_="next")
-    if asked := remedy(finding, paths):
+    for asked in remedies(finding, paths)[:MOST_REMEDIES]:
         yield tag("p", tag("b", "Remedy "), coded(f"`{asked}`"), class_="shown")
     saved = gain(finding, page.budget, page.run.is_whole)
     yield tag("p", tag("b", "Gain "), saved, class_=f"gain {finding.gain.replace(' ', '-')}")

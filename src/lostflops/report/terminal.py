@@ -33,6 +33,7 @@ MOST_FINDINGS = 5  # before `--all`
 MOST_WARNINGS = 3
 MOST_EVIDENCE = 3  # lines of a finding, its contributors among them
 MOST_CONTRIBUTORS = 3
+MOST_REMEDIES = 2  # commands of a finding
 LABEL = 13  # columns before the text of a finding's line
 # What stays on one line: a command of ours, a number with its unit, a word.
 WORD = re.compile(r"`lostflops [^`]*`\S*|\S*\d (?:ns|µs|ms|s|%)(?!\w)\S*|\S+")
@@ -146,8 +147,8 @@ class _Blocks:
             lines.append(("doubt", finding.doubt))
         lines.append(("next", advice(finding.next, self._paths, self._command)))
         lines.append(("gain", gain(finding, self._page.budget, self._page.run.is_whole)))
-        if asked := remedy(finding, self._paths):
-            lines.append(("remedy", f"`{asked}`"))
+        shown = len(finding.remedies or ()) if self._everything else MOST_REMEDIES
+        lines += [("remedy", f"`{asked}`") for asked in remedies(finding, self._paths)[:shown]]
         if asked := whatif(finding, self._paths):
             lines.append(("what if", f"`{asked}`"))
         if finding.recipe:
@@ -317,9 +318,9 @@ def _bar(line: Line, room: int) -> Text:
     return Text(text, style=f"{color} dim" if line.depth else color)
 
 
-def remedy(finding: Finding, paths: str) -> str:
-    """The command that shows what to change about a finding, of its remedies the best."""
-    return f"lostflops remedy {finding.remedies[0]} {paths}" if finding.remedies else ""
+def remedies(finding: Finding, paths: str) -> list[str]:
+    """The commands that show what to change about a finding, the best first."""
+    return [f"lostflops remedy {name} {paths}" for name in finding.remedies or ()]
 
 
 def whatif(finding: Finding, paths: str) -> str:

@@ -62,6 +62,7 @@ Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 GPU_WORK_LOST = "GPU work not recorded"
 DEVICE_UNKNOWN = "device work not understood"
 WINDOW_LOST = "steps not recorded in full"
+GPU_SHARED = "another process works on the GPU"
 ONE_PER_DEVICE = "assigned, one per device of the process"  # where a rank's number is from
 SIMULATED, MADE_UP = "simulated job", "made by `lostflops lab simulate`, not recorded"
 REPLAYED = "replayed by `lostflops whatif`"

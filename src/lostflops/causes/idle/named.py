@@ -61,7 +61,7 @@ def named(page: PageFindings, finding: Finding) -> Finding:
     parts = [part for account in finding.accounts for part in names_of(page, account)]
     named = made_of(replace(finding, rank=_alone(page, finding)), ((spoken(name), ns) for name, ns in parts))
     if SAVES_OR_LOGS in finding.claim and parts:
-        return _saving_or_logging(named, parts)
+        return _saving_or_logging(page, named, parts)
     if finding.name != BY_NAME or not named.contributors:
         return named
     parts = _by_function(parts)
@@ -190,10 +190,11 @@ def _is_work(name: str) -> bool:
     return FRAME.search(name) is not None or PHASE.search(name) is None
 
 
-def _saving_or_logging(finding: Finding, parts: list[tuple[str, int]]) -> Finding:
+def _saving_or_logging(page: PageFindings, finding: Finding, parts: list[tuple[str, int]]) -> Finding:
     """The finding about checkpoints and logs as the one that it is about, by most of what is named in it."""
     if saved_or_logged(parts) == SAVED:
-        return replace(finding, claim=finding.claim.replace(SAVES_OR_LOGS, SAVES))
+        own = tuple(name for name in page.given.named(finding.name) if name not in LOGGING.remedies)
+        return replace(finding, claim=finding.claim.replace(SAVES_OR_LOGS, SAVES), remedies=own)
     return replace(
         finding,
         name=LOGGING.name,

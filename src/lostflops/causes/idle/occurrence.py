@@ -51,7 +51,12 @@ def told_once(finding: Finding, given: Given) -> Finding:
         told = f"{lasts} once in {steps} steps, in {where} ({amount[1]}, {amount[2]}),"
     else:
         told = f"{amount[0]}, mostly in {where} ({lasts}),"
-    return replace(finding, claim=finding.claim.replace(amount[0], told, 1))
+    claim = (
+        finding.claim.replace(amount[0], told, 1)
+        .replace(f"{told},", told)
+        .replace(f"{told}.", f"{told[:-1]}.")
+    )
+    return replace(finding, claim=claim)
 
 
 def on_some_ranks(finding: Finding, given: Given) -> Finding:

@@ -19,6 +19,7 @@ from lostflops.ingest.kineto.devices import place
 from lostflops.ingest.kineto.events import Decoder, Event
 from lostflops.ingest.kineto.header import Header
 from lostflops.ingest.kineto.notes import Notes, without_length
+from lostflops.ingest.kineto.other_forms.programs import another_program
 from lostflops.ingest.kineto.phases import phases
 from lostflops.ingest.kineto.stream import EventStream
 from lostflops.ingest.one_of_several import of_device
@@ -42,12 +43,12 @@ SECOND_DEVICE_SHARE = 0.05
 # and a fair share of what the busiest has.
 FEWEST_MERGED, MERGED_SHARE = 3, 0.05
 
-# So few rows of a device may all be shorter than the profiler's clock tells.
-FEW_ROWS = 10
+# So few rows of a device may all be shorter than a clock tells that counts microseconds.
+FEW_ROWS, COARSE = 10, 1000
 
 NO_TIMES = (
-    "each event has to be whole, as `export_chrome_trace` writes it: `ph` 'X', with `ts` and `dur` in "
-    "microseconds; beginnings and ends apart ('B' and 'E') are not read."
+    "each event has to tell when it ran, as `export_chrome_trace` writes it: `ph` 'X', with `ts` and `dur` "
+    "in microseconds; or 'B' and 'E' of one `pid` and `tid`, each with its `ts`."
 )
 
 # No GPU runs larger blocks.
@@ -264,9 +265,11 @@ class Assembly:
 
     def _require_durations(self, *work: pl.DataFrame | None) -> None:
         """Raise NotATrace where the device's durations are gone: what it did would pass for idle."""
-        rows = [table for table in work if table is not None]
-        many = sum(table.height for table in rows)
-        if many > FEW_ROWS and not any((table["end"] > table["start"]).any() for table in rows):
+        rows = next((table for table in work if table is not None and table.height), None)
+        if rows is None or (rows["end"] > rows["start"]).any():
+            return
+        many, is_coarse = rows.height, (rows["start"] % COARSE == 0).all()
+        if many > FEW_ROWS or not is_coarse:
             raise NotATrace(
                 self.path,
                 f"none of its {many:,} rows of GPU work has a duration.",
@@ -279,15 +282,16 @@ class Assembly:
         NotATrace, NothingRecorded or Truncated.
         """
         if not gpu and not self.reader.categories and not self.header.is_profilers:
+            by, instead = another_program(self.path)
             raise NotATrace(
                 self.path,
                 f"none of its {self.stream.num_events:,} events is the PyTorch profiler's: another program "
-                "wrote it.",
-                "record PyTorch with `lostflops record -- COMMAND`; JAX, TensorFlow and others with `nsys "
-                "profile COMMAND`, and export the report with `nsys export --type sqlite`.",
+                f"wrote it{by}.",
+                instead,
             )
         if not gpu and all(table is None for table in host):
-            what, lost = "no event is work, or has a usable time", self.reader.unusable
+            what, halves = "no event is work, or has a usable time", self.reader.halves
+            lost = self.reader.unusable + (halves.unended if halves else 0)
             if lost:
                 what += f": {lost:,} do not tell when they began or how long they took"
             raise NothingRecorded(self.path, what, NO_TIMES if lost else "")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from decimal import Decimal
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -36,16 +35,14 @@ from lostflops.ingest.kineto.events import (
     Args,
     Event,
 )
+from lostflops.ingest.kineto.other_forms.halves import Halves, HalvesError
 from lostflops.ingest.times.broken_times import LONGEST_DURATION
+from lostflops.ingest.times.microseconds import nanoseconds
 
 DOMAINS = {"user_annotation": "user", "overhead": "overhead", "cuda_sync": "synchronisation"}
 LONGEST_NAME = 1 << 16
-# Times beyond these, in µs, are no clock's (the year 2116), and would not add up in 64 bits.
-LATEST, EARLIEST = 2**62 // 1000, -(2**60) // 1000
 # No device holds so many, and sums of them stay in 64 bits.
 MOST_BYTES = 2**50
-# From here on a double no longer holds microseconds with three decimals. Relative times stay below.
-COARSE = 2**43
 
 _NO_ARGS = Args()
 # What the rows of an Ascend trace that have no category are called here, and how its library's calls begin.
@@ -81,55 +78,6 @@ def text_of(value: Any) -> str:
         value = value.decode("utf-8", "replace")
     text = value if isinstance(value, str) else "" if value is None else str(value)
     return text[:LONGEST_NAME].encode("utf-8", "replace").decode()
-
-
-class CoarseTimesError(Exception):
-    """Times with decimals that a double cannot hold: the file must be decoded again, with exact times."""
-
-
-def nanoseconds(
-    given: Sequence[Any], *, exact: bool = False
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Microseconds as integer nanoseconds, and which of them are usable.
-
-    Splitting off the whole microseconds first makes the conversion exact for every double below 2^43 µs;
-    multiplying by 1000 is 1 ns off for a quarter of some files' events. Larger ones with a fraction are only
-    right as decimals (`exact`). Raises CoarseTimesError when they come as doubles.
-    """
-    if exact:
-        return _exactly(given)
-    try:
-        value = np.array(given, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        value = np.array([_float(v) for v in given], dtype=np.float64)
-    good = np.isfinite(value) & (value < LATEST) & (value > EARLIEST)
-    value = np.where(good, value, 0.0)
-    if value.max(initial=0) >= COARSE and not {float, str}.isdisjoint(map(type, given)):
-        raise CoarseTimesError
-    whole = np.floor(value)
-    return whole.astype(np.int64) * 1000 + np.rint((value - whole) * 1000).astype(np.int64), good
-
-
-def _exactly(given: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    value = [_decimal(v) for v in given]
-    good = np.array([v is not None for v in value], dtype=np.bool_)
-    ns = [0 if v is None else int((v * 1000).to_integral_value()) for v in value]
-    return np.array(ns, dtype=np.int64), good
-
-
-def _decimal(value: Any) -> Decimal | None:
-    try:
-        number = Decimal(value)
-    except (TypeError, ValueError, ArithmeticError):
-        return None
-    return number if number.is_finite() and EARLIEST < number < LATEST else None
-
-
-def _float(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return float("nan")
 
 
 def integers(values: list[Any]) -> pl.Series:
@@ -279,10 +227,14 @@ def _members(listed: str) -> tuple[int, ...] | None:
 
 
 class EventColumns:
-    """Collects the events of one file into columns. With `exact`, events carry times as decimals."""
+    """Collects the events of one file into columns. With `exact`, events carry times as decimals.
 
-    def __init__(self, exact: bool = False) -> None:
+    Raises HalvesError where events have no duration, unless `halves` takes begins and ends.
+    """
+
+    def __init__(self, exact: bool = False, halves: Halves | None = None) -> None:
         self.exact = exact
+        self.halves = halves
         self.names = Codes()
         self.shapes = Codes()
         self.types = Codes()
@@ -358,7 +310,7 @@ class EventColumns:
     def add(self, events: list[Event]) -> None:
         """Sort a chunk of events by what they are, and keep their columns."""
         by: defaultdict[type, list[Event]] = defaultdict(list)
-        for event in events:
+        for event in events if self.halves is None else self.halves.without(events):
             by[type(event)].append(event)
         for kind, rows in by.items():
             if kind in CATEGORY:
@@ -406,8 +358,11 @@ class EventColumns:
                 self._add_elsewhere(spans, kind)
 
     def _times(self, rows: list[Event]) -> tuple[dict[str, Any], pl.Series | None]:
+        durations = [e.dur for e in rows]
+        if self.halves is None and None in durations:
+            raise HalvesError
         start, good_start = nanoseconds([e.ts for e in rows], exact=self.exact)
-        length, good_length = nanoseconds([e.dur for e in rows], exact=self.exact)
+        length, good_length = nanoseconds(durations, exact=self.exact)
         good = good_start & good_length & (length <= LONGEST_DURATION)
         self.overlong += int((length > LONGEST_DURATION).sum())
         self.unusable += int((~(good_start & good_length)).sum())

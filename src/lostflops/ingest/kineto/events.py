@@ -190,12 +190,13 @@ _HALF_A_PAIR = re.compile(
 class Decoder:
     """Decodes chunks of events and counts what it had to repair, mend or skip.
 
-    With `exact`, times are decoded as decimals.
+    With `exact`, times are decoded as decimals; with `halves`, events tell whether they begin or end.
     """
 
-    def __init__(self, exact: bool = False) -> None:
+    def __init__(self, exact: bool = False, halves: bool = False) -> None:
         kind = ExactEvent if exact else Event
-        self._by_category: Any = None if exact else msgspec.json.Decoder(list[Union[tuple(CATEGORY)]])  # noqa: UP007
+        by_category: Any = None if exact or halves else list[Union[tuple(CATEGORY)]]  # noqa: UP007
+        self._by_category: Any = by_category and msgspec.json.Decoder(by_category)
         self._misses = 0  # chunks with unknown categories
         self._without = 0  # chunks in a row with events that have none
         self._array: Any = msgspec.json.Decoder(list[kind])

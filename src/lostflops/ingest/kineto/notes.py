@@ -46,6 +46,10 @@ class Notes:
         )
         self.add("events that could not be decoded", decoder.skipped, "left out", "warning")
         self.add("rows without usable times", reader.unusable, "left out", "warning")
+        if reader.halves is not None:
+            without = "left out: what it did, and for how long, is not known"
+            self.add("begins ('B') without an end", reader.halves.unended, without, "warning")
+            self.add("ends ('E') without a begin", reader.halves.unbegun, without, "warning")
         self.add("rows longer than ten days", reader.overlong, "left out as corrupted", "warning")
         self.add("rows with a negative duration", reader.negative, "counted with length zero", "warning")
         for cat, count in sorted(unknown.items()):

@@ -25,10 +25,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from lostflops.ingest.kineto.columns import CoarseTimesError, EventColumns
+from lostflops.ingest.kineto.columns import EventColumns
 from lostflops.ingest.kineto.event_texts import UNDECODABLE
 from lostflops.ingest.kineto.events import Decoder
+from lostflops.ingest.kineto.other_forms.halves import HalvesError
 from lostflops.ingest.kineto.stream import CHUNK, ranges
+from lostflops.ingest.times.microseconds import CoarseTimesError
 
 LENGTH = 8
 RANGE = struct.Struct("<QQ")  # first byte, and the one after the last
@@ -187,7 +189,7 @@ def main(folder: Path, file: Path | None) -> int:
             rows = decoder.chunk(chunk)
             reader.add(rows)
             events += len(rows)
-    except (*UNDECODABLE, CoarseTimesError, OSError):
+    except (*UNDECODABLE, CoarseTimesError, HalvesError, OSError):
         return 1
     reader.save(folder)
     with (folder / "state").open("wb") as state:

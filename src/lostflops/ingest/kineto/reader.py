@@ -18,13 +18,15 @@ from lostflops.errors import Damaged, NotATrace, NothingRecorded, Truncated
 from lostflops.ingest import freed_memory
 from lostflops.ingest.formats import Reader, Reading
 from lostflops.ingest.kineto.assembly import Assembly
-from lostflops.ingest.kineto.columns import CoarseTimesError, EventColumns
+from lostflops.ingest.kineto.columns import EventColumns
 from lostflops.ingest.kineto.events import Decoder, Event
+from lostflops.ingest.kineto.other_forms.halves import Halves, HalvesError
 from lostflops.ingest.kineto.packed import packing
 from lostflops.ingest.kineto.parallel import FailedError, PlainPool, Pool
 from lostflops.ingest.kineto.stream import EventStream
 from lostflops.ingest.part import Part
 from lostflops.ingest.private import Private
+from lostflops.ingest.times.microseconds import CoarseTimesError
 
 # Starting processes pays from about this many bytes of JSON on.
 WORTH_PROCESSES = 96 << 20
@@ -62,10 +64,15 @@ def read(
     collecting = gc.isenabled()
     gc.disable()
     try:
-        try:
-            return _read(path, folder, salvage, processes, progress, exact=False)
-        except CoarseTimesError:
-            return _read(path, folder, salvage, 1, progress, exact=True)
+        exact = halves = False
+        while True:
+            try:
+                several = 1 if exact or halves else processes
+                return _read(path, folder, salvage, several, progress, exact=exact, halves=halves)
+            except CoarseTimesError:
+                exact = True
+            except HalvesError:
+                halves = True
     finally:
         if collecting:
             gc.enable()
@@ -79,9 +86,11 @@ def _read(
     progress: Callable[[float], None] | None,
     *,
     exact: bool,
+    halves: bool,
 ) -> list[Part]:
     freed_memory.keep()
-    reader, decoder = EventColumns(exact), Decoder(exact)
+    apart = Halves(exact) if halves else None
+    reader, decoder = EventColumns(exact, apart), Decoder(exact, halves)
     stream = None
     packed = processes > 1 and _is_packed(path)
     if processes > 1 and path.stat().st_size > (WORTH_PROCESSES // 12 if packed else WORTH_PROCESSES):
@@ -92,6 +101,8 @@ def _read(
         stream = EventStream(path, decoder.chunk, decoder.one_by_one, salvage=salvage, progress=progress)
         for events in stream:
             reader.add(events)
+    if apart is not None:
+        reader.add(apart.whole())
     if stream.num_events == 0:
         if decoder.skipped:
             raise NotATrace(path, "its list holds something that is not an event.")

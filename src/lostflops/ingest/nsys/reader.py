@@ -15,6 +15,7 @@ from pathlib import Path
 import polars as pl
 
 from lostflops import run_folder
+from lostflops.errors import NotATrace
 from lostflops.ingest import processes
 from lostflops.ingest.attribution import OperatorTree, apart, attribute, main_thread
 from lostflops.ingest.formats import Reader, Reading
@@ -33,6 +34,7 @@ from lostflops.ingest.nsys.rows import fitting, near
 from lostflops.ingest.nsys.target import Devices, NsysRecording, TargetGpu, mpi_ranks, recording
 from lostflops.ingest.one_of_several import of_device
 from lostflops.ingest.part import Part, write_tables
+from lostflops.ingest.shared_gpu import OnGpu, ranks
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.naming.classification import kernel_facts
 from lostflops.store.trace import ONE_PER_DEVICE, Quality
@@ -64,11 +66,12 @@ def read(path: Path, folder: Path, progress: Callable[[float], None] | None = No
     """
     with opened(path, folder) as export:
         machine = _Machine(export)
+        _require_durations(path, export)
         homes = _homes(export)
         machine.note_strays(homes)
         machine.note_helpers()
         several = sum(len(home.devices) for home in homes) > 1
-        placed: list[tuple[tuple[int, int], Part]] = []
+        placed: list[tuple[tuple[int, int], OnGpu]] = []
         for number, home in enumerate(homes):
 
             def tell(share: float, number: int = number) -> None:
@@ -80,9 +83,9 @@ def read(path: Path, folder: Path, progress: Callable[[float], None] | None = No
                 gpu = machine.devices.of(home.process, device)
                 order = gpu.gpu_id if gpu.gpu_id is not None else -1 if device is None else device
                 part = process.part(folder / str(len(placed)), device, gpu, machine.samples(gpu, several))
-                placed.append(((order, home.process), part))
+                placed.append(((order, home.process), process.on_gpu(part, device, gpu)))
             tell(1.0)
-        parts = [part for _, part in sorted(placed, key=lambda place: place[0])]
+        parts = [*ranks([one for _, one in sorted(placed, key=lambda place: place[0])])]
         _forget_repeated_ranks(parts)
         named = RECORDED.match(path.name)
         if named is not None and len(parts) == 1:  # `lostflops record` knew which rank it put nsys around
@@ -161,6 +164,17 @@ class _Home:
     orphans: bool
 
 
+def _require_durations(path: Path, export: Export) -> None:
+    """Raise NotATrace where no GPU work has a length: what it did would pass for idle."""
+    rows, busy = _gpu_work(export).select(pl.col("rows", "busy").sum()).row(0)
+    if rows and not busy:
+        raise NotATrace(
+            path,
+            f"none of its {int(rows):,} rows of GPU work has a duration.",
+            "export the report again, or record again: this export lost what the GPU did.",
+        )
+
+
 def _homes(export: Export) -> list[_Home]:
     work = _gpu_work(export)
     if work.is_empty():
@@ -235,6 +249,7 @@ class _Process:
     def __init__(self, machine: _Machine, home: _Home, tell: Callable[[float], None]) -> None:
         export, process, orphans = machine.export, home.process, home.orphans
         self.machine, self.home = machine, home
+        self.steps = dict[int | None, pl.DataFrame]()  # by device, once its part is written
         quality = self.quality = list[Quality]()
         launches = cuda.launches(export, process, orphans, quality)
         kernels = cuda.kernels(export, process, orphans, quality)
@@ -310,6 +325,7 @@ class _Process:
         if self.machine.accountable and (work.height or mine["copies"].height):
             mine["steps"] = find_steps(mine["ranges"], mine["operators"], work, start, end, mine["copies"])
             beside = outside(mine["steps"], work, mine["copies"])
+            self.steps[device] = mine["steps"]
         if samples is not None:
             mine["counters"] = samples.with_columns(device=pl.lit(device, dtype=pl.Int64))
         if self.machine.network.height:
@@ -351,6 +367,12 @@ class _Process:
             quality=(self.quality if first else []) + beside,
             absent=self._absent(set(written)),
         )
+
+    def on_gpu(self, part: Part, device: int | None, gpu: TargetGpu) -> OnGpu:
+        """The part with what tells whether others share its GPU."""
+        mine = self._of_device(device)
+        work = pl.concat([mine[name].select("start", "end") for name in ("kernels", "copies")])
+        return OnGpu(part, None if gpu.is_slice else gpu.gpu_id, self.talks, work, self.steps.get(device))
 
     def _of_device(self, device: int | None) -> dict[str, pl.DataFrame]:
         devices = self.home.devices

@@ -158,6 +158,7 @@ class TargetGpu:
     name: str | None = None
     num_sms: int | None = None
     memory_bytes: int | None = None
+    is_slice: bool = False  # of it (MIG): what others run on the rest is not here
 
     def facts(self) -> dict[str, Any]:
         gpu = None if self.name is None else shown(self.name)
@@ -180,9 +181,10 @@ class Devices:
         gpus = self._gpus if gpu_id is None else self._gpus.filter(pl.col("id") == gpu_id)
         sms, of_gpu = _only(seen["numMultiprocessors"]), _only(gpus["smCount"])
         name, memory = _only(gpus["name"]), _only(gpus["totalMemory"])
-        if sms is not None and of_gpu is not None and sms < of_gpu:  # a slice of it (MIG) has less of all
+        is_slice = sms is not None and of_gpu is not None and sms < of_gpu
+        if is_slice:  # has less of all
             name, memory = name and f"{name}, {sms} of {of_gpu} SMs", None
-        return TargetGpu(gpu_id, name, of_gpu if sms is None else sms, memory)
+        return TargetGpu(gpu_id, name, of_gpu if sms is None else sms, memory, is_slice)
 
 
 def _only(values: pl.Series) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from lostflops.ingest.begun_and_ended import matched
 from lostflops.ingest.perfetto.wire import (
     PADDING,
     Bytes,
@@ -24,7 +25,7 @@ from lostflops.ingest.perfetto.wire import (
 # Fields as Perfetto's schema numbers them, and ours: see the export's encoder.
 TIMESTAMP, SEQUENCE, EVENT, INTERNED, NOTE, COMPRESSED = 8, 10, 11, 12, 100_001, 50
 CATEGORY, ARGUMENT, TYPE, NAME_ID, TRACK_ID, VALUE = 3, 4, 9, 10, 11, 44
-BEGIN, END, COUNTER = 1, 2, 4
+COUNTER = 4
 CATEGORIES, NAMES, ARGUMENT_NAMES, STRINGS = 1, 2, 3, 29
 FLAG, WHOLE, DOUBLE, STRING_ID = 2, 4, 5, 17
 ID, SAID = 1, 2
@@ -191,29 +192,6 @@ def _placed(events: Ints, arguments: list[tuple[str, Ints, pl.Series]]) -> list[
         padded = pl.concat([values, pl.Series([None], dtype=values.dtype)])
         columns.append(padded.gather(places).alias(name))
     return columns
-
-
-def matched(track: Values, kind: Values) -> tuple[Ints, Ints]:
-    """For each slice the places of its begin and its end, by begins.
-
-    On a track slices nest. Behind a begin as many are open as before its end, so begins and ends of one depth
-    take turns.
-    """
-    edges = np.flatnonzero((kind == BEGIN) | (kind == END))
-    order = edges[np.argsort(track[edges], kind="stable")]
-    opens = kind[order] == BEGIN
-    first = np.r_[True, track[order][1:] != track[order][:-1]] if len(order) else np.zeros(0, np.bool_)
-    depth = np.cumsum(np.where(opens, 1, -1))
-    starts = np.flatnonzero(first)
-    lengths = np.diff(np.r_[starts, len(order)])
-    depth = depth - np.repeat((depth - np.where(opens, 1, -1))[starts], lengths)
-    level = np.where(opens, depth, depth + 1)
-    keyed = np.lexsort((np.arange(len(order)), level, track[order]))
-    a, b = keyed[:-1], keyed[1:]
-    pair = opens[a] & ~opens[b] & (level[a] == level[b]) & (track[order[a]] == track[order[b]])
-    begun, ended = order[a[pair]], order[b[pair]]
-    by_begin = np.argsort(begun, kind="stable")
-    return begun[by_begin], ended[by_begin]
 
 
 def _one(found: Fields, number: int, count: int) -> Values:

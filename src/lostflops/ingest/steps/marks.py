@@ -286,15 +286,27 @@ def _marked(
         if numbers.null_count() == 0 and numbers.is_sorted() and numbers.is_unique().all()
         else pl.Series(range(marks.height), dtype=pl.Int64)
     )
-    # A step reaches to the next mark: what happens between two marks belongs to the step that leads there. A
-    # long pause between two recordings of one rank does not.
+    until, tails = _next_marks(marks, pauses=source == "profiler")
+    whole = marks["complete"].fill_null(True) if "complete" in marks.columns else [True] * marks.height
+    # How long the last one's tail is nobody knows.
+    whole = [*list(whole)[:-1], bool(whole[-1]) and not tails]
+    return _table(marks["start"].to_list(), until.to_list(), step.to_list(), source, whole)
+
+
+def _next_marks(marks: pl.DataFrame, pauses: bool) -> tuple[pl.Series, bool]:
+    """Until when each step lasts, given its marks: what happens between two belongs to the step before.
+
+    A long pause between two recordings of one rank does not, nor does an evaluation. But what comes after
+    most marks is of every step, such as loading its batch, unless steps follow each other wherever the
+    recording does not pause (`pauses`). Whether that is so is told as well.
+    """
     until = marks["start"].shift(-1).fill_null(marks["end"][-1])
     usual = int((marks["end"] - marks["start"]).median() or 0)  # pyright: ignore[reportArgumentType]
-    if usual:  # marks of no length are points in time, and say nothing of a pause
-        far = (until - marks["end"]) > max(usual, 1)
-        until = pl.select(pl.when(far).then(marks["end"]).otherwise(until)).to_series()
-    whole = marks["complete"].fill_null(True) if "complete" in marks.columns else [True] * marks.height
-    return _table(marks["start"].to_list(), until.to_list(), step.to_list(), source, list(whole))
+    far = (until - marks["end"]) > usual
+    tails = not pauses and int(far.sum()) >= FEWEST_PERIODS and 2 * int(far.sum()) > marks.height - 1
+    if not usual or tails:  # marks of no length are points in time, and say nothing of a pause
+        return until, bool(usual) and tails
+    return pl.select(pl.when(far).then(marks["end"]).otherwise(until)).to_series(), False
 
 
 def _of_one_thread(marks: pl.DataFrame, launching: list[int]) -> pl.DataFrame:

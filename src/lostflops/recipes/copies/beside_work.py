@@ -31,22 +31,28 @@ def summed(copies: pl.LazyFrame, activity: pl.LazyFrame, kinds: Sequence[str]) -
     alone = (pl.col("compute") == 0) & (pl.col("communication") == 0)
     inside, idle = pl.col("in_step") > 0, alone & (pl.col("copies") == 0)
     begin, end = pl.col("launch_start"), pl.col("launch_end")
+    # Gaps before the last one lie between works that were launched before the copy: they are not its doing.
+    moved = _with_gap(moved, activity.filter(idle))
+    waits = pl.max_horizontal(begin, "_gap")
     # A copy that starts so long after its call waits for other work, recorded or not.
-    reaches = pl.max_horizontal(end, "start")
+    reaches = pl.when(pl.col("start") - end < LONG).then("start").otherwise(pl.min_horizontal("start", end))
     ran = {"hidden": ~alone, "exposed": alone, "hidden_in_steps": ~alone & inside, "in_steps": alone & inside}
     spans = (
-        (pl.col("start"), pl.col("end"), ran),
+        (((pl.col("start"), pl.col("end")),), ran),
         (
-            begin,
-            pl.when(pl.col("start") - end < LONG).then(reaches).otherwise(end),
+            ((waits, reaches), (pl.max_horizontal(begin, "end"), end)),
             {"idle_in_calls": idle & inside},
         ),
-        (begin, end, {"_busy": ~idle & inside}),
+        (((begin, end),), {"_busy": ~idle & inside}),
         # In its own call a copy is exposed, not other work.
-        (pl.max_horizontal(begin, "start"), pl.min_horizontal(end, "end"), {"_own": alone & inside}),
+        (
+            ((pl.max_horizontal(begin, "start"), pl.min_horizontal(end, "end")),),
+            {"_own": alone & inside},
+        ),
     )
-    for first, last, parts in spans:
-        span = intervals.union(moved.with_columns(start=first, end=last), kinds)
+    for stretches, parts in spans:
+        every = pl.concat([moved.with_columns(start=first, end=last) for first, last in stretches])
+        span = intervals.union(every, kinds)
         sums = intervals.inside(span, activity, parts).group_by(kinds).agg(pl.col(list(parts)).sum())
         whole = whole.join(sums, on=kinds, how="left").with_columns(pl.col(list(parts)).fill_null(0))
     return whole
@@ -61,6 +67,19 @@ def _marked(copies: pl.LazyFrame, activity: pl.LazyFrame) -> pl.LazyFrame:
         .with_columns(pl.col("_in_step") > 0, end=pl.col("_end"))
         .drop("_end")
     )
+
+
+def _with_gap(copies: pl.LazyFrame, idle: pl.LazyFrame) -> pl.LazyFrame:
+    """The copies with `_gap`: since when the device does nothing before each; its start where it does."""
+    gaps = intervals.union(idle, ["rank"]).select("rank", _gap="start", _until="end")
+    before = pl.when(pl.col("_until") >= pl.col("start")).then("_gap")
+    return (
+        copies.sort("start")
+        .join_asof(gaps.sort("_gap"), left_on="start", right_on="_gap", by="rank", check_sortedness=False,
+                   coalesce=False)
+        .with_columns(_gap=pl.coalesce(before, "start"))
+        .drop("_until")
+    )  # fmt: skip
 
 
 def _length() -> pl.Expr:

@@ -17,7 +17,14 @@ PINNING = {
     "it is there; pageable copies, as of `.item()` and `.cpu()`, make the host wait.",
 }
 
+PAGES = (
+    "Managed memory moves page by page, when it is missed: prefetch it before it is needed "
+    "(`cudaMemPrefetchAsync`), and keep no more of it in use than the GPU holds, or pages leave and come "
+    "back."
+)
 ADVICE = {
+    "migration to device": PAGES,
+    "migration to host": PAGES,
     "host to device": "Copy ahead on a second stream from pinned memory (`non_blocking=True`), "
     "or keep on the device what is copied again in every step.",
     "device to host": "Look for `.item()`, `.cpu()`, logging or offloading in the step; copy less often, or "
@@ -25,6 +32,13 @@ ADVICE = {
     "memset": "Look for buffers that are zeroed in every step: `torch.zeros`, gradients that are zeroed in "
     "place for a CUDA graph, a framework's flat gradient buffers.",
 }
+
+
+BESIDE = (
+    "They run beside other work already, and last longer than it: start them earlier, move fewer bytes (a "
+    "narrower dtype), or keep on the device what is copied again in every step."
+)
+HIDDEN_FROM = 0.25  # of the time that copies take, from which on they run beside other work
 
 
 class _Gain(TypedDict):
@@ -73,11 +87,29 @@ def pinning_helps(rows: pl.DataFrame, direction: str) -> bool:
     )
 
 
+def advice(rows: pl.DataFrame, direction: str) -> tuple[str, tuple[str, ...] | None]:
+    """What to do about copies of a direction, and the remedies: None for those that the finding declares."""
+    if _run_beside(rows, direction):
+        return BESIDE, ()
+    other = "Overlap the copies with kernels on a second stream, or avoid them."
+    return ADVICE.get(direction, other), None if pinning_helps(rows, direction) else ()
+
+
+def _run_beside(rows: pl.DataFrame, direction: str) -> bool:
+    """Whether copies of a direction are from or to pinned memory, and other work hides much of them."""
+    mine = rows.filter(pl.col("direction") == direction)
+    hidden, exposed = mine.select(pl.col("hidden_in_steps", "in_steps").sum()).row(0)
+    pinned = (mine["host_memory"].cast(pl.String) == "pinned").all()
+    return bool(pinned) and hidden >= HIDDEN_FROM * (hidden + exposed)
+
+
 def gain(rows: pl.DataFrame, table: pl.DataFrame) -> _Gain:
     """What these copies cost now, and at most, which only recorded launches tell."""
     now = _now(rows, num_ranks(table))
     if rows["at_most"].null_count():
         doubt = "Launches of some copies were not recorded: the cost of their calls is not known."
+        if (rows.filter(pl.col("at_most").is_null())["host_memory"].cast(pl.String) == "managed").all():
+            doubt = "Managed memory moves without a call: what waits for it is not known."
         return {"ns_in_steps": 0, "cost_per_step": now, "gain": "unknown", "doubt": doubt}
     by_rank = rows.group_by("rank").agg(pl.col("at_most").sum(), pl.col("beside").max())
     bound = by_rank.select(pl.min_horizontal("at_most", "beside").sum()).item()

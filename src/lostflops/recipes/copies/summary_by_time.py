@@ -13,7 +13,7 @@ from lostflops.recipes.steps.totals import added_up, mean_share, num_ranks, per_
 from lostflops.tables import Copies
 
 from .beside_work import on_every_rank, summed, with_bound
-from .cost import ADVICE, PINNING, cost, costliest, facts, gain, held, hidden_by_nothing, pinning_helps
+from .cost import PINNING, advice, cost, costliest, facts, gain, held, hidden_by_nothing
 
 # Share of the step from which exposed copies are worth a finding (TraceLens: 5 % in one direction).
 WORTH_SAYING = 0.05
@@ -43,9 +43,8 @@ PAGEABLE_WORTH_SAYING = 0.01
         "per_step": Time("exposed time per step"),
         "step_share": Share("share of the rank's step time in which these copies are exposed"),
         "idle_in_calls": Time(
-            "time inside steps in which the device does nothing from the start of a launching call to "
-            "its end, or to the copy's start if that is less than 1 ms later; null where a launch was not "
-            "recorded"
+            "time inside steps, from a launching call on, in which the device does nothing before the copy "
+            "or, up to the call's end, after it; null where a launch was not recorded"
         ),
         "idle_share": Share("idle_in_calls / step time"),
         "idle_per_step": Time("idle_in_calls per step"),
@@ -137,30 +136,11 @@ PAGEABLE_WORTH_SAYING = 0.01
                 "steps": [{"start": 0, "end": 50}],
             },
             expect=[
-                {
-                    "rank": 0,
-                    "direction": "unknown",
-                    "host_memory": "unknown",
-                    "copies": 3,
-                    "bytes": 609,
-                    "time": 60,
-                    "bandwidth": 609 / 33,
-                    "hidden": 0,
-                    "exposed": 40,
-                    "copies_in_steps": 2,
-                    "bytes_in_steps": 600,
-                    "bandwidth_in_steps": 20.0,
-                    "hidden_in_steps": 0,
-                    "in_steps": 37,
-                    "per_step": 37,
-                    "step_share": 0.74,
-                    "idle_in_calls": None,
-                    "idle_share": None,
-                    "idle_per_step": None,
-                    "held": None,
-                    "at_most": None,
-                    "beside": 50,
-                }
+                {"rank": 0, "direction": "unknown", "host_memory": "unknown", "copies": 3, "bytes": 609}
+                | {"time": 60, "bandwidth": 609 / 33, "hidden": 0, "exposed": 40, "copies_in_steps": 2}
+                | {"bytes_in_steps": 600, "bandwidth_in_steps": 20.0, "hidden_in_steps": 0, "in_steps": 37}
+                | {"per_step": 37, "step_share": 0.74, "idle_in_calls": None, "idle_share": None}
+                | {"idle_per_step": None, "held": None, "at_most": None, "beside": 50}
             ],
         ),
         Example(
@@ -222,12 +202,13 @@ def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
     """One finding for all copies, with advice for the direction that costs most."""
     if mean_share(table, table) >= WORTH_SAYING:
         most = costliest(table)
+        then, remedies = advice(table, most)
         yield Finding(
             name="copies-exposed",
             claim=f"Copies that nothing hides cost {cost(table)}, most of it {most}.",
             evidence=(hidden_by_nothing(table), *facts(table), *held(table), *added_up(table)),
-            next=ADVICE.get(most, "Overlap the copies with kernels on a second stream, or avoid them."),
-            remedies=None if pinning_helps(table, most) else (),
+            next=then,
+            remedies=remedies,
             shared=True,
             accounts=("copy",),
             **gain(table, table),

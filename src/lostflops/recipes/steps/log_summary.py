@@ -40,17 +40,14 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
         "recorded": Count("those recorded in full"),
         "median": Typical("median duration of the others after the first three; null for fewer than three"),
         "mean": Typical("mean duration of the others after the first three"),
+        "before": Typical("median of those before the recording, where those after it are unlike these"),
+        "after": Typical("median of those after the recording, where those before it are unlike these"),
         "recorded_median": Typical("median duration of the recorded ones; null for fewer than three"),
         "longer": Ratio("recorded_median / median - 1"),
-        "alike": Share(
-            "others that are about as long as recorded_median or longer where that is above their median, "
-            "about as short or shorter where it is below"
-        ),
+        "alike": Share("others about as long as recorded_median, or further from the others' median"),
         "longest": Typical("longest of the others after the first three"),
         "longest_step": Id("its number; of several the first"),
-        "data": Time(
-            "waiting for data per step, over the steps after the first three that were not recorded"
-        ),
+        "data": Time("waiting for data per step, over those that were not recorded after the first three"),
         "data_share": Share("the same as a share of their time"),
         "recorded_data_share": Share("waiting for data as a share of the recorded steps' time"),
         "checkpoint_share": Share("share of the others' time in saving checkpoints"),
@@ -70,24 +67,10 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
                 )
             },
             expect=[
-                {
-                    "rank": 1,
-                    "world_size": 3,
-                    "steps": 12,
-                    "recorded": 3,
-                    "median": 40,
-                    "mean": 50,
-                    "recorded_median": 55,
-                    "longer": 0.375,
-                    "alike": 0.2,
-                    "longest": 100,
-                    "longest_step": 5,
-                    "data": 10,
-                    "data_share": 53 / 251,
-                    "recorded_data_share": 5 / 165,
-                    "checkpoint_share": 0.0,
-                    "garbage_share": 15 / 251,
-                }
+                {"rank": 1, "world_size": 3, "steps": 12, "recorded": 3, "median": 40, "mean": 50}
+                | {"before": None, "after": None, "recorded_median": 55, "longer": 0.375, "alike": 0.2}
+                | {"longest": 100, "longest_step": 5, "data": 10, "data_share": 53 / 251}
+                | {"recorded_data_share": 5 / 165, "checkpoint_share": 0.0, "garbage_share": 15 / 251}
             ],
         ),
         Example(
@@ -103,17 +86,18 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
             ],
         ),
         Example(
+            "after the recording steps are shorter, as caches are warm by then",
+            given={"step_log": _log(*((n, 76 - 32 * (n > 11), 0, 7 < n < 12) for n in range(18)))},
+            expect=[{"rank": 0, "before": 76, "after": 44, "recorded_median": 76, "median": 44}],
+        ),
+        Example(
             "of too few steps no median is taken",
             given={"step_log": _log((0, None, 0, False), (1, 7, 1, True), (2, 9, 1, True))},
             expect=[
                 {"rank": 0, "world_size": 1, "steps": 3, "recorded": 2, "median": None, "mean": None}
                 | {"recorded_median": None, "longer": None, "alike": None, "longest": None, "data": None}
-                | {
-                    "data_share": None,
-                    "recorded_data_share": 2 / 16,
-                    "checkpoint_share": None,
-                    "garbage_share": None,
-                }
+                | {"data_share": None, "recorded_data_share": 2 / 16}
+                | {"checkpoint_share": None, "garbage_share": None}
             ],
         ),
     ],
@@ -132,9 +116,16 @@ def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
         _recorded=pl.col("recorded") & timed,
         _other=timed & ~pl.col("recorded") & (pl.col("step") >= WARM_UP)
         & ~before_window.over("rank", order_by="step"),
+        _first=pl.col("step").filter("recorded").min().over("rank"),
+        _last=pl.col("step").filter("recorded").max().over("rank"),
     )  # fmt: skip
     other, recorded = pl.col("duration").filter("_other"), pl.col("duration").filter("_recorded")
     spent, kept, usual = other.sum(), recorded.sum(), recorded.median()
+    before, after = (
+        pl.col("duration").filter(pl.col("_other") & side)
+        for side in (pl.col("step") < pl.col("_first"), pl.col("step") > pl.col("_last"))
+    )
+    apart = _longer(before, after) | _longer(after, before)
     alike = pl.when(usual >= other.median()).then((other >= (1 - NEAR) * usual).mean())
     alike = alike.otherwise((other <= (1 + NEAR) * usual).mean())
     data, saving = pl.col("data").filter("_other").sum(), pl.col("checkpoint").filter("_other").sum()
@@ -144,9 +135,11 @@ def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
             world_size=pl.col("world_size").max(),
             steps=pl.len().cast(pl.Int64),
             recorded=pl.col("recorded").sum().cast(pl.Int64),
-            median=pl.when(other.len() >= ENOUGH).then(other.median()).round().cast(pl.Int64),
+            median=_typical(other),
             mean=pl.when(other.len() > 0).then(spent // other.len()).cast(pl.Int64),
-            recorded_median=pl.when(recorded.len() >= ENOUGH).then(recorded.median()).round().cast(pl.Int64),
+            before=pl.when(apart).then(_typical(before)),
+            after=pl.when(apart).then(_typical(after)),
+            recorded_median=_typical(recorded),
             alike=pl.when((other.len() >= ENOUGH) & (recorded.len() >= ENOUGH)).then(alike),
             longest=other.max(),
             longest_step=pl.col("step").filter(pl.col("_other") & (pl.col("duration") == other.max())).min(),
@@ -163,6 +156,17 @@ def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
     )
 
 
+def _typical(durations: pl.Expr) -> pl.Expr:
+    """Their median; null for few."""
+    return pl.when(durations.len() >= ENOUGH).then(durations.median()).round().cast(pl.Int64)
+
+
+def _longer(some: pl.Expr, others: pl.Expr) -> pl.Expr:
+    """Whether three of four of some durations are longer than three of four others; not of few."""
+    enough = (some.len() >= ENOUGH) & (others.len() >= ENOUGH)
+    return enough & (some.quantile(0.25) > (1 + NEAR) * others.quantile(0.75)).fill_null(False)
+
+
 @step_log_summary.finding(
     name="ranks-never-reported", none_known="It is about the recording: those ranks wrote no log."
 )
@@ -170,8 +174,7 @@ def ranks_never_reported(table: pl.DataFrame) -> Iterator[Finding]:
     world = table["world_size"].max()
     if not isinstance(world, int):
         return
-    present = set(table["rank"].to_list())
-    absent = [rank for rank in range(min(world, 1 << 20)) if rank not in present]
+    absent = sorted({*range(min(world, 1 << 20))} - {*table["rank"]})
     if not absent:
         return
     named = ", ".join(map(str, absent[:MOST_NAMED])) + (", …" if len(absent) > MOST_NAMED else "")
@@ -179,7 +182,7 @@ def ranks_never_reported(table: pl.DataFrame) -> Iterator[Finding]:
         name="ranks-never-reported",
         claim=f"{len(absent)} of {world} ranks never finished a step that was seen: {named}.",
         gain="unknown",
-        evidence=(f"{len(present)} ranks have a step log",),
+        evidence=(f"{table.height} ranks have a step log",),
         next="Look at the output of those ranks: they did not start, or hang before their first step.",
         doubt="their logs may lie in another folder: give all folders of the job",
     )
@@ -199,15 +202,20 @@ def unlike_the_others(table: pl.DataFrame) -> Iterator[Finding]:
     word = "slower" if most["longer"] > 0 else "faster"
     where = f" on {unlike.height} of {table.height} ranks" if table.height > 1 else ""
     here = f" on rank {most['rank']}" if table.height > 1 else ""
-    kept, others = milliseconds(most["recorded_median"]), milliseconds(most["median"])
+    told = (milliseconds(most[name] or 0) for name in ("recorded_median", "median", "before", "after"))
+    kept, others, before, after = told
+    claim = f"{percent(abs(most['longer']), 1)} {word} than the rest{where} ({kept} against {others}{here})"
+    doubt = "recording itself takes time, the more the shorter the operators are"
+    if most["before"]:
+        claim = f"{kept} long{here}, those before them {before} and those after {after}"
+        doubt = "the job itself changed meanwhile: only the steps before tell what recording costs"
     yield Finding(
         name="recorded-steps-unlike-others",
-        claim=f"Recorded steps were {percent(abs(most['longer']), 1)} {word} than the rest{where} "
-        f"({kept} against {others}{here}); read shares with care.",
+        claim=f"Recorded steps were {claim}; read shares with care.",
         gain="unknown",
         evidence=(f"medians of {most['recorded']:,} recorded steps and of the others in the step log",),
         next="Record other steps (`--steps`), and less of them (`--what cuda`), before you trust the shares.",
-        doubt="recording itself takes time, the more the shorter the operators are",
+        doubt=doubt,
     )
 
 

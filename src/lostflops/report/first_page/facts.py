@@ -6,7 +6,7 @@ What cannot be known is left out: nothing here is a guess.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -364,6 +364,16 @@ def _top(answers: Mapping[str, Answer], spent: Budget | None) -> Iterator[Top]:
     for name, ns in by_name.iter_rows():
         if ns:
             yield Top(name, ns / ranks, ns / whole, overlaps)
+
+
+def mean_kernel(answers: Sequence[Answer]) -> float | None:
+    """How long a kernel takes that computes, ns; None where none runs."""
+    table = next((a.table for a in answers if a.recipe.name == "kernel_summary"), None)
+    if table is None or not {"family", "time", "calls"} <= set(table.columns):
+        return None
+    compute = table.filter(pl.col("family").cast(pl.String) != "communication")
+    calls = int(compute["calls"].sum())
+    return int(compute["time"].sum()) / calls if calls else None
 
 
 def lines(facts: Facts, on_host: bool) -> list[FactLine]:

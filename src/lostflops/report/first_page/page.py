@@ -25,6 +25,8 @@ from .budget import Budget, budget
 from .moments import Moments, moments
 from .notes.lost_work import doubted, lost_work
 from .notes.of_one_run import OF_OTHER_TIMES, of_other_runs, of_other_times
+from .notes.profiler_overhead import profiler_at_work, with_profiler
+from .notes.shared_gpu import shared
 from .notes.step_kinds import of_two_kinds
 from .pipeline import Pipeline, pipeline
 from .run import Run, recorded
@@ -47,6 +49,7 @@ UNCLASSIFIED_PER_MILLE = 10
 OUTSIDE_PER_MILLE = 10
 # A loss of this share is no reason to call a job well though none of its causes is large.
 LARGE_PER_MILLE = 100
+SHORT = 5_000  # ns: kernels of less take hardly longer with several times as much to do
 # What is asked after the findings, the last two only where a report draws moments.
 LATER = ("pipeline_passes", "device_runs", "idle_stretches")
 
@@ -126,6 +129,12 @@ class Page:
             return (
                 f"{label} is {most.share} of the {self.run.span}, but none of its causes is large by itself."
             )
+        short = facts.mean_kernel(self.answers) if self.run.device_kind == "gpu" else None
+        if short is not None and short < SHORT:
+            return (
+                f"hardly any time is lost between kernels, but these take {milliseconds(short)} on average: "
+                "fewer and larger ones (`torch.compile`, a larger batch) may take less."
+            )
         return "nothing here is worth a change."
 
     def nameless(self, text: str) -> str:
@@ -187,6 +196,8 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
     if len(run.ranks) > 1 and not apart:
         apart = _kept_notes(session, "page_other_runs", lambda: _other_runs(trace, session, run, counting))
     found = tuple(map(doubted, found)) if lost else found
+    profiler = _kept_notes(session, "page_profiler", partial(_profiler, trace, session, steps, counting))
+    found = tuple(with_profiler(finding, profiler) for finding in found)
     told = facts.known(trace, run, spent, windows, by_name, step_notes.tell_the_period(steps, counting))
     return Page(
         lostflops=__version__,
@@ -203,7 +214,9 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
             *job_notes(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
             *lost,
+            *shared(trace.manifest.quality, len(run.ranks)),
             *_between(trace, steps),
+            *profiler,
             *_kept_notes(session, "page_uncovered", partial(step_notes.uncovered, trace, steps)),
             *step_notes.without_update(trace, steps),
             *_clocks(trace, by_name, run),
@@ -235,6 +248,14 @@ def _kept_notes(session: Session, name: str, told: Callable[[], Iterator[str]]) 
     return session.folded(name, lambda: pl.DataFrame({"note": pl.Series([*told()], dtype=pl.String)}))[
         "note"
     ].to_list()
+
+
+def _profiler(trace: Trace, session: Session, steps: pl.DataFrame, counting: pl.DataFrame) -> Iterator[str]:
+    gaps = _asked(session, "idle_gaps").get("idle_gaps")
+    if gaps is not None:
+        known = steps.join(counting.with_columns(counted=pl.lit(True)), on=["rank", "step"], how="left")
+        told = known.with_columns(pl.col("counted").fill_null(False))
+        yield from profiler_at_work(trace.table("ranges"), gaps.table, told)
 
 
 def _other_runs(trace: Trace, session: Session, run: Run, counted: pl.DataFrame) -> Iterator[str]:

@@ -149,21 +149,7 @@ def steps(answers: Mapping[str, Answer]) -> Iterator[str]:
         f"The step log has {log['steps'].max():,} steps; the median outside warm-up and recording is "
         f"{milliseconds(usual)} ({rank})"
     )
-    compared = told.filter(pl.col("recorded_median").is_not_null())
-    if compared.height:
-        kept = compared["recorded_median"].median()
-        alike = compared["alike"].median()
-        assert isinstance(kept, float) and isinstance(alike, float)
-        if abs(kept / usual - 1) > UNLIKE and alike >= OFTEN:
-            size = "long" if kept > usual else "short"
-            text += (
-                f", that of recorded steps {milliseconds(kept)}: {percent(alike, 1)} of the others are as "
-            )
-            text += f"{size}"
-        elif abs(kept / usual - 1) > UNLIKE:
-            text += f". Recorded steps {unlike(kept, usual)} ({milliseconds(kept)}): read shares with care"
-        else:
-            text += f", that of recorded steps {milliseconds(kept)}"
+    text += _compared(told.filter(pl.col("recorded_median").is_not_null()), usual)
     yield f"{text}."
     parts = [
         f"{percent(worst, 1)} {words}"
@@ -176,6 +162,26 @@ def steps(answers: Mapping[str, Answer]) -> Iterator[str]:
             f"{', '.join(parts)}{' (worst rank)' if told.height > 1 else ''}."
         )
     yield from _pauses(answers)
+
+
+def _compared(ranks: pl.DataFrame, usual: float) -> str:
+    """How recorded steps compare with the others, as the end of a sentence."""
+    kept, alike, before, after = (
+        ranks[name].median() for name in ("recorded_median", "alike", "before", "after")
+    )
+    if not isinstance(kept, float) or not isinstance(alike, float):
+        return ""
+    recorded = f"that of recorded steps {milliseconds(kept)}"
+    changed = 2 * ranks["before"].null_count() < ranks.height
+    if changed and isinstance(before, float) and isinstance(after, float):
+        told = f": {milliseconds(before)} before the recording and {milliseconds(after)} after it, {recorded}"
+        care = ". Its steps changed meanwhile: read shares with care"
+        return told + care * (abs(kept / after - 1) > UNLIKE)
+    if abs(kept / usual - 1) <= UNLIKE:
+        return f", {recorded}"
+    if alike >= OFTEN:
+        return f", {recorded}: {percent(alike, 1)} of the others are as {'long' if kept > usual else 'short'}"
+    return f". Recorded steps {unlike(kept, usual)} ({milliseconds(kept)}): read shares with care"
 
 
 def unlike(kept: float, usual: float) -> str:

@@ -1,0 +1,1 @@
+"""Traces that are not as the PyTorch profiler writes them: written again by other programs, or theirs."""

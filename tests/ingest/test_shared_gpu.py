@@ -1,0 +1,62 @@
+"""A process that works on the same GPU is no rank where another surely is one, and what it does is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lostflops
+from lostflops.ingest.nsys import reader as nsys
+from lostflops.store.trace import GPU_SHARED
+from nsys_exports import call, kernel, process, push, sqlite
+
+MS = 1_000_000
+JOB, OTHER = process(100), process(200)
+
+
+def export(path: Path, gpus: tuple[int, int] = (0, 0), sms: int = 132, marked: bool = False) -> Path:
+    """Four steps of 10 ms, in which the GPU computes from 2 to 8; another process runs from 7 to 9."""
+    tables: dict[str, list[dict[str, Any]]] = {
+        "CUPTI_ACTIVITY_KIND_KERNEL": [], "CUPTI_ACTIVITY_KIND_RUNTIME": [], "NVTX_EVENTS": [],
+        "TARGET_INFO_GPU": [{"id": gpu, "name": "H100", "smCount": 132} for gpu in sorted({*gpus})],
+        "TARGET_INFO_CUDA_DEVICE": [
+            {"gpuId": gpu, "cudaId": 0, "pid": pid, "numMultiprocessors": sms}
+            for gpu, pid in zip(gpus, (100, 200), strict=True)
+        ],
+    }  # fmt: skip
+    for step in range(4):
+        at = 10 * MS * step
+        for owner, since, until in ((JOB, 2, 8), (OTHER, 7, 9)):
+            ids = {"correlationId": step}
+            kernels, calls = tables["CUPTI_ACTIVITY_KIND_KERNEL"], tables["CUPTI_ACTIVITY_KIND_RUNTIME"]
+            kernels.append(kernel(at + since * MS, at + until * MS, globalPid=owner, **ids))
+            calls.append(call(at + since * MS - 9, at + since * MS - 5, globalTid=owner | 8, **ids))
+            if owner == JOB or marked:
+                mark = push(at, at + 10 * MS, f"step {step}", globalTid=owner | 8)
+                tables["NVTX_EVENTS"].append(mark)
+    return sqlite(path, tables)
+
+
+def test_work_of_another_process_on_the_gpu_is_no_rank_and_is_told_above_the_numbers(tmp_path: Path) -> None:
+    page = lostflops.why(export(tmp_path / "job.sqlite"))
+    assert page.run.ranks == (0,)
+    assert (
+        "Another process works on this GPU: its work runs for 8.00 ms of the steps, 4.00 ms of them while "
+        "this rank's GPU is called idle; where both run, each may take longer." in page.notes
+    )
+
+
+@pytest.mark.parametrize(
+    ("of", "ranks", "told"),
+    [
+        ({"gpus": (0, 1)}, 2, 0),  # GPUs of their own
+        ({"sms": 66}, 2, 0),  # slices of their own
+        ({"marked": True}, 2, 2),  # two ranks of a job, or two jobs
+    ],
+)
+def test_who_may_be_a_rank_stays_one(tmp_path: Path, of: dict[str, Any], ranks: int, told: int) -> None:
+    parts = nsys.read(export(tmp_path / "job.sqlite", **of), tmp_path / "out")
+    assert len(parts) == ranks
+    assert sum(fact.name == GPU_SHARED for part in parts for fact in part.quality) == told
