@@ -22,8 +22,9 @@ def job(folder: Path, work: Sequence[Rows], length: int) -> Any:
     tables: dict[str, Any] = {"ranks": [], "steps": [], "kernels": [], "collectives": []}
     for rank, rows in enumerate(work):
         about = {"device_kind": "gpu", "world_size": 4, "clock_error": 1, "main_thread": 7}
-        tables["ranks"].append({"rank": rank, "end": STEPS * length * US, **about})
         pairs = {"dp": (rank % 2, rank % 2 + 2), "tp": (rank // 2 * 2, rank // 2 * 2 + 1)}
+        named = [{"name": f"{what}{pair[0]}", "description": f"mesh_{what}"} for what, pair in pairs.items()]
+        tables["ranks"].append({"rank": rank, "end": STEPS * length * US, "groups": named, **about})
         for step in range(STEPS):
             at = step * length
             tables["steps"].append({"rank": rank, "step": step, "start": at * US, "end": (at + length) * US})
@@ -55,6 +56,29 @@ def test_waiting_for_the_ranks_on_a_slow_link_is_part_of_its_loss(tmp_path: Path
     findings = job(tmp_path, work, 660).findings
     assert findings[0].name == "slow-link" and findings[0].size == 90 * US
     assert not any(f.name == "communication-waits" for f in findings)
+
+
+def test_what_is_left_of_communication_is_not_what_the_slow_link_carries(tmp_path: Path) -> None:
+    """Beside the slow exchange of gradients each layer's results are added up, which takes longer."""
+    work: list[Rows] = []
+    for moves in (10, 300, 10, 300):
+        rows = [row for at in range(0, 480, 60) for row in (("mm", at, at + 50), ("tp", at + 50, at + 60))]
+        work.append(
+            [*rows, ("dp", 480, 480 + moves), ("mm", 480 + moves, 500 + moves), ("tp", 500 + moves, 810)]
+        )
+    slow, rest = job(tmp_path, work, 810).findings
+    assert slow.name == "slow-link" and slow.size == 290 * US
+    assert rest.size == 100 * US and "90.0 % of it: tensor parallelism" in rest.evidence
+
+
+def test_what_computing_hides_of_a_slow_transfer_is_the_usual(tmp_path: Path) -> None:
+    """Exchanging gradients takes 10 units or 100; as nothing needs them yet, 40 of both can be hidden."""
+    work: list[Rows] = [
+        [("mm", 0, 500), ("dp", 500, 500 + moves), ("mm", 500, 540), ("tp", max(540, 500 + moves), 610)]
+        for moves in (10, 100, 10, 100)
+    ]
+    findings = job(tmp_path, work, 610).findings
+    assert findings[0].name == "slow-link" and findings[0].size == 60 * US
 
 
 def test_who_waits_for_a_late_rank_passes_its_lateness_on(tmp_path: Path) -> None:

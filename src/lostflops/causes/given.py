@@ -15,6 +15,7 @@ from lostflops.accounts.account import Row
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, percent
 from lostflops.naming.host_causes import cause_of, causes_of
+from lostflops.recipes.communication.slow_links import lengthened
 from lostflops.recipes.compute.flops import FLOPS, flops_of
 from lostflops.recipes.compute.work import executions
 from lostflops.recipes.steps.two_kinds import slow_steps
@@ -269,9 +270,16 @@ def gather(
     many = ranks > 1
     missing = world_size is not None and ranks < world_size
 
+    def over_slow_links() -> pl.DataFrame | None:
+        links, ranks = answers.get("communication_slow_links"), trace.table("ranks")
+        matches = _table(session, "communication_matches") if links and links.findings else None
+        if links is None or matches is None or ranks is None:
+            return None
+        return lengthened(matches.lazy(), ranks, links.table)
+
     @cache
     def exposed() -> Exposed:
-        return Exposed(trace, _table(session, "device_runs"), counted)
+        return Exposed(trace, _table(session, "device_runs"), counted, over_slow_links())
 
     def parts(name: str, told: Callable[[], dict[str, int]]) -> dict[str, int]:
         def fold() -> pl.DataFrame:

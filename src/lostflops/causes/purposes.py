@@ -78,12 +78,14 @@ def main_purpose(purposes: Mapping[str, int]) -> str:
 class Exposed:
     """Communication inside counted steps that nothing hides.
 
-    `runs` says what the device did when, as the recipe `device_runs` does.
+    `runs` says what the device did when, as the recipe `device_runs` does. What `lengthened` operations take
+    beyond the usual is a slow link's, and not counted.
     """
 
     trace: Trace
     runs: pl.DataFrame | None
     counted: pl.DataFrame
+    lengthened: pl.DataFrame | None = None
 
     def by_purpose(self) -> dict[str, int]:
         """For how long each purpose is communicated for, ns."""
@@ -138,7 +140,7 @@ class Exposed:
         if self._operations_and_cover is None:
             return {}
         rows, cover = self._operations_and_cover
-        of = rows.select("rank", "start", "end", name=named(rows))
+        of = rows.select("rank", "start", self._end(rows), name=named(rows))
         # Two operations at a time share what is exposed: each name counts its own union.
         lanes = {name: of.filter(pl.col("name") == name) for name in of["name"].unique().sort()}
         return {
@@ -150,6 +152,13 @@ class Exposed:
             )
             for name, mine in lanes.items()
         }
+
+    def _end(self, rows: pl.DataFrame) -> pl.Series:
+        if self.lengthened is None:
+            return rows["end"]
+        at = ["rank", "start", "end"]
+        longer = rows.join(self.lengthened, on=at, how="left", maintain_order="left")["longer"]
+        return rows["end"] - longer.fill_null(0)
 
 
 def _operations(rows: pl.DataFrame) -> pl.Series:

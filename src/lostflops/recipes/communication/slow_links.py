@@ -18,6 +18,7 @@ FEWEST = 3  # transfers that make a median
 FROM_BYTES = 1 << 18  # smaller ones take their latency, whatever the link
 WORTH_SAYING = 0.03  # of the step
 MOST_NAMED = 6  # ranks
+ALIKE = ("kind", "bytes", "size", "hosts")  # what transfers that are compared have in common
 
 
 def _sends(pair: tuple[int, int], nth: int, moves: int) -> list[dict[str, object]]:
@@ -97,38 +98,9 @@ def communication_slow_links(
     Only what is the same but for the ranks is compared: the operation, its size, the number of ranks and of
     machines. So a job with one group of ranks has nothing to compare.
     """
-    of = ["kind", "bytes", "size", "hosts"]
-    kind = pl.col("kind").cast(pl.String)
-    rows = (
-        communication_matches.filter(pl.col("instance").is_not_null() & pl.col("transfer").is_not_null())
-        .select(
-            "rank",
-            "instance",
-            "end",
-            "latency",
-            start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait")),
-            kind=pl.when(kind.is_in(PAIR)).then(pl.lit("send")).otherwise(kind),
-            bytes=pl.max_horizontal("bytes_in", "bytes_out"),
-        )
-        .join(ranks.select("rank", "host").unique("rank", keep="first"), on="rank", how="left")
-        .collect()
-    )
-    host = pl.col("host")
-    calls = (
-        rows.sort("rank")
-        .group_by("instance")
-        .agg(
-            pl.col("kind", "latency").first(),
-            pl.col("bytes").max(),
-            members=pl.col("rank").unique().sort(),
-            hosts=pl.when(host.is_not_null().all()).then(host.n_unique().cast(pl.Int64)),
-        )
-        .with_columns(
-            size=pl.col("members").list.len().cast(pl.Int64),
-            among=pl.col("members").cast(pl.List(pl.String)).list.join(", "),
-        )
-        .filter(pl.col("size") > 1, pl.col("bytes") > 0)
-    )
+    of = [*ALIKE]
+    moving = transfers(communication_matches, ranks)
+    calls = moving.unique("instance", keep="any")
     links = (
         calls.group_by("among", *of)
         .agg(pl.col("members").first(), pl.len().cast(pl.Int64).alias("calls"), pl.col("latency").median())
@@ -145,15 +117,11 @@ def communication_slow_links(
     compared = links.join(usual, on=["among", *of], nulls_equal=True).with_columns(
         ratio=pl.col("latency") / pl.col("usual")
     )
-    moving = rows.join(calls.select("instance", "among", *of), on="instance", suffix="_call")
+    # What is computed meanwhile hides the usual first.
     bare = intervals.inside(
-        moving.select(
-            "rank",
-            "start",
-            "end",
-            "among",
-            *(pl.col(f"{c}_call" if c in rows.columns else c).alias(c) for c in of),
-        ).lazy(),
+        moving.join(compared.select("among", *of, "ratio"), on=["among", *of], nulls_equal=True)
+        .select("rank", "end", "among", *of, start=pl.col("end") - beyond_usual())
+        .lazy(),
         compute_gaps,
         {"bare": pl.col("in_step")},
     )
@@ -161,13 +129,13 @@ def communication_slow_links(
     present, steps, time = (
         step_totals.select(pl.len(), pl.col("steps").sum(), pl.col("step_time").sum()).collect().row(0)
     )
-    lost = pl.col("bare").fill_null(0) * (1 - 1 / pl.col("ratio")).clip(0)
+    lost = pl.col("bare").fill_null(0)
     return (
         compared.join(spent, on=["among", *of], how="left", nulls_equal=True)
         .with_columns(
             pl.col("latency", "usual").round().cast(pl.Int64),
             blamed=pl.when(pl.col("ratio") >= SLOWER).then(pl.lit(_blamed(compared), pl.Int32)),
-            lost_per_step=(lost / max(1, steps or 0)).floor().cast(pl.Int64),
+            lost_per_step=(lost // max(1, steps or 0)).cast(pl.Int64),
             step_share=lost / max(1, time or 0),
             at_most=(
                 (pl.col("latency") - pl.col("usual")).clip(0) * pl.col("calls") * present / max(1, steps or 0)
@@ -179,6 +147,63 @@ def communication_slow_links(
         .sort("lost_per_step", "among", *of, descending=[True] + [False] * 5)
         .lazy()
     )
+
+
+def transfers(matches: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.DataFrame:
+    """The matched transfers, a row for each rank: which ranks take part, and what makes two of them alike.
+
+    Columns: rank, began, start, end, instance, latency, members, among, and those in `ALIKE`; `start` is when
+    the last rank had come.
+    """
+    kind, host = pl.col("kind").cast(pl.String), pl.col("host")
+    rows = (
+        matches.filter(pl.col("instance").is_not_null() & pl.col("transfer").is_not_null())
+        .select(
+            "rank",
+            "instance",
+            "end",
+            "latency",
+            began="start",
+            start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait")),
+            kind=pl.when(kind.is_in(PAIR)).then(pl.lit("send")).otherwise(kind),
+            bytes=pl.max_horizontal("bytes_in", "bytes_out"),
+        )
+        .join(ranks.select("rank", "host").unique("rank", keep="first"), on="rank", how="left")
+        .collect()
+    )
+    calls = (
+        rows.sort("rank")
+        .group_by("instance")
+        .agg(
+            pl.col("kind", "latency").first(),
+            pl.col("bytes").max(),
+            members=pl.col("rank").unique().sort(),
+            hosts=pl.when(host.is_not_null().all()).then(host.n_unique().cast(pl.Int64)),
+        )
+        .with_columns(
+            size=pl.col("members").list.len().cast(pl.Int64),
+            among=pl.col("members").cast(pl.List(pl.String)).list.join(", "),
+        )
+        .filter(pl.col("size") > 1, pl.col("bytes") > 0)
+    )
+    return rows.select("rank", "instance", "began", "start", "end").join(calls, on="instance")
+
+
+def beyond_usual() -> pl.Expr:
+    """How much longer a transfer takes than the usual, which its `ratio` is to, ns."""
+    took = (pl.col("end") - pl.col("start")).clip(0)
+    return (took * (1 - 1 / pl.col("ratio")).clip(0)).round().cast(pl.Int64)
+
+
+def lengthened(matches: pl.LazyFrame, ranks: pl.LazyFrame, links: pl.DataFrame) -> pl.DataFrame:
+    """Transfers over slow links, and how much longer they take than the usual: rank, start, end, longer.
+
+    `links` is this recipe's table, `start` when the operation began.
+    """
+    slow = links.filter(pl.col("ratio") >= SLOWER).select("among", *ALIKE, "ratio")
+    over = transfers(matches, ranks).join(slow, on=["among", *ALIKE], nulls_equal=True)
+    each = over.select("rank", "end", start="began", longer=beyond_usual())
+    return each.unique(["rank", "start", "end"], keep="any")
 
 
 def _blamed(compared: pl.DataFrame) -> int | None:
