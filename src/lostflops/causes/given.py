@@ -15,7 +15,7 @@ from lostflops.accounts.account import Row
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, percent
 from lostflops.naming.host_causes import cause_of, causes_of
-from lostflops.recipes.communication.slow_links import lengthened
+from lostflops.recipes.communication.transfers import lengthened
 from lostflops.recipes.compute.flops import FLOPS, flops_of
 from lostflops.recipes.compute.work import executions
 from lostflops.recipes.steps.two_kinds import slow_steps
