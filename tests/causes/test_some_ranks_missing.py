@@ -65,6 +65,17 @@ def test_a_late_rank_is_named_though_no_step_was_recorded_on_all(tmp_path: Path)
     )
 
 
+def test_why_collectives_could_not_be_matched_is_told_as_it_is(tmp_path: Path) -> None:
+    """RCCL has one kernel for everything: all recorded the same steps, and nothing says what each does."""
+    tables = Job(kind="unknown").run([[Work(), Work(loads=25), Work()]] * 4)
+    for row in tables["collectives"]:
+        row |= {"group": None, "group_size": None}
+    first = lostflops.why(made(tmp_path, tables)).findings[0]
+    assert first.rank == 1 and first.doubt == (
+        "Most collectives could not be matched: what most of their group's operations do is unknown."
+    )
+
+
 @pytest.mark.parametrize(("late", "doubted"), [(25, True), (0, False)])
 def test_waiting_for_a_rank_that_is_not_here_is_doubted_to_be_transfer(
     tmp_path: Path, late: float, doubted: bool

@@ -50,6 +50,7 @@ WAITED = pl.Schema(
 SAVING = pl.Schema({"rank": pl.Int32, "step": pl.Int64, "ns": pl.Int64, "name": pl.String})
 ASKED = pl.Schema({"rank": pl.Int32, "flops": pl.Float64})
 PURPOSES, TOTAL = pl.Schema({"purpose": pl.String, "ns": pl.Int64}), pl.Schema({"ns": pl.Int64})
+RANKS = pl.Schema({"rank": pl.Int32})
 WINDOW = ("rank", "start", "end")
 SCHEDULE = pl.Schema({"schedule": pl.String})
 INTERLEAVED, ZERO_BUBBLE = "interleaved", "zb"
@@ -133,6 +134,7 @@ class Given:
     first_waits: int = 0
     # Sets of ranks that take part in no operation of another set, such as actors and learners.
     meeting: tuple[frozenset[int], ...] = ()
+    with_frames: frozenset[int] = frozenset()  # ranks that recorded what Python ran
     gpus: Mapping[int, str] = field(default_factory=dict[int, str])  # of each rank, as its driver names it
     schedule: str = ""  # of the pipeline, as the recipe `pipeline_passes` names it; empty where not known
     units: frozenset[str] | None = None  # precisions of the GPU's matrix units; None where not known
@@ -295,6 +297,10 @@ def gather(
         matches = _table(session, "communication_matches")
         return MEETING.to_frame() if matches is None else met(matches)
 
+    def with_frames() -> pl.DataFrame:
+        frames = trace.table("frames")
+        return RANKS.to_frame() if frames is None else frames.select(pl.col("rank").unique()).collect()
+
     def first(session: Session, counted: pl.DataFrame) -> int:
         matches, windows = _table(session, "communication_matches"), ledger.select(*WINDOW).unique()
         return 0 if matches is None else first_waits(matches, windows.rename({"end": "until"}))
@@ -332,6 +338,7 @@ def gather(
         if missing
         else 0,
         clocks_apart=_clocks_apart(trace) if many else 0,
+        with_frames=frozenset(folded("with_frames", RANKS, with_frames)["rank"]) if many else frozenset(),
         gpus=_gpus(trace) if many else {},
         schedule="".join(folded("schedule", SCHEDULE, lambda: _schedule(session))["schedule"])
         if many

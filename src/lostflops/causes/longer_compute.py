@@ -20,7 +20,7 @@ GROUPED = r"(?i)group(?:ed)?_?(?:gemm|problem|mm)|ptr_?array|\bmoe|_moe"
 SHAPE = r"\[\d[\d, ]*\]"  # of one tensor, in the text of all of an operator's
 RESIZED = 0.1  # of a rank's kernels, that the others run as often on smaller grids
 MUCH = 0.1  # by how much a rank may launch more than another that does as much
-MOST = 0.5  # of what a rank computes longer, that is in kernels of experts
+MOST = 0.5  # of what a rank computes (longer), that is in kernels of experts, or in others
 ATTENTION, ENOUGH = (
     "attention",
     0.25,
@@ -251,7 +251,7 @@ def _all_slower(same: pl.DataFrame) -> bool:
         pl.col("time").filter(fixed).sum().alias("fixed_time"),
         pl.col("time").sum().alias("all_time"),
     ).row(0)
-    tells = theirs >= ENOUGH * whole and slow >= SAME_WORK * theirs
+    tells = theirs >= MOST * whole and slow >= SAME_WORK * theirs
     as_slow = tells and all_time * theirs <= (1 + ALIKE / 2) * time * whole
     return bool(slow >= SAME_WORK * whole or as_slow)
 

@@ -46,6 +46,7 @@ from .longer_compute import (
     slower_compute,
 )
 from .names import made_of
+from .one_rank.held_up import PAUSES
 from .one_rank.late import Excess, Late, also, says
 from .page_findings import PageFindings
 from .purposes import STAGES, main_purpose
@@ -273,18 +274,32 @@ def _claim(page: PageFindings, late: Late) -> str:
 
 
 def _doubts(page: PageFindings, late: Late, waits: Finding | None) -> Iterator[str]:
+    yield from _recorded_apart(page.given, late)
     if waits is not None and waits.doubt:
         yield waits.doubt
     elif late.assumed:
         yield ALL_HERE
     if late.seen:
-        yield (
-            LATER_STILL
-            if page.given.missing_ranks
-            else "Most collectives could not be matched: ranks recorded other steps."
-        )
+        yield LATER_STILL if page.given.missing_ranks else _not_matched(page.given)
     elif page.given.missing_ranks:
         yield "Some ranks of the job are not in this recording."
+
+
+def _not_matched(given: Given) -> str:
+    """Why it is not known which collectives of the ranks belong together."""
+    on = given.ledger.group_by("step").agg(pl.col("rank").n_unique())["rank"]
+    table, why = given.table("communication_wait"), "ranks recorded other steps"
+    if table is not None and (on == len(given.steps)).any():
+        why = table["unmatched_reason"].drop_nulls().mode().sort().first() or why
+    return f"Most collectives could not be matched: {why.replace('its ', 'their ', 1)}."
+
+
+def _recorded_apart(given: Given, late: Late) -> Iterator[str]:
+    """That a rank whose CPU is late recorded its Python and others did not: that makes it slower."""
+    others = [rank for rank in given.meet(late.rank) if rank not in given.with_frames]
+    if late.rank in given.with_frames and others and {late.cause, *also(late)} & {*PAUSES}:
+        those = "it alone" if len(given.with_frames) == 1 else "it and not for all ranks"
+        yield f"Python's stacks were recorded for {those}, and recording them makes its CPU slower."
 
 
 def _has_more(late: Late, given: Given) -> bool:

@@ -1,4 +1,4 @@
-"""What moves between ranks once all have come: what makes two transfers alike, and what one takes too long."""
+"""What moves between ranks once all have come: what makes two transfers alike, and which last too long."""
 
 from __future__ import annotations
 
