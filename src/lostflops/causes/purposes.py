@@ -98,16 +98,19 @@ class Exposed:
     def beyond_fastest(self) -> int:
         """For how long operations last beyond what those like them take at their fastest, ns.
 
-        Those like one are of its kind, group and size; larger ones are no slower for each byte, by half.
+        Those like one are of its kind, group and size, on any rank; larger ones are no slower for each byte,
+        by half.
         """
         if self._operations_and_cover is None:
             return 0
         rows, cover = self._operations_and_cover
         size = pl.max_horizontal("bytes_in", "bytes_out").cast(pl.Int64)
-        took, of = pl.col("end") - pl.col("start"), ["rank", "kind", "group"]
+        took, of = pl.col("end") - pl.col("start"), ["kind", "group"]
         large = pl.col("size").fill_null(0) >= LARGE
         each = rows.with_columns(size=size).filter(took > 0).with_columns(
-            like=pl.when(pl.len().over(*of, "size") >= SOME).then(took.min().over(*of, "size")),
+            like=pl.when(pl.col("size").is_not_null(), pl.len().over(*of, "size") >= SOME).then(
+                took.min().over(*of, "size")
+            ),
             a_byte=pl.when(large).then(took / pl.col("size")).min().over(of),
         )  # fmt: skip
         by_bytes = pl.when(large).then((SLACK * pl.col("a_byte") * pl.col("size")).cast(pl.Int64))
