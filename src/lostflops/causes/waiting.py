@@ -28,6 +28,7 @@ from .given import OTHER_HOST, Given, has_stages
 from .host import PER_STEP
 from .lateness import (
     chain,
+    explained_by_own,
     explained_by_work,
     faster_links_at_most,
     late_rank,
@@ -95,7 +96,9 @@ def join_waiting(page: PageFindings) -> None:
     in_stage = late is not None and slow is not None and late.rank in slow.ranks and bool(stages(given))
     of_stage = late.explains if late is not None and in_stage and not uneven else 0
     late = None if uneven or of_stage else late
-    if late is not None and page.reaches(late.ns, LATE_FROM):
+    if late is not None and not page.reaches(late.ns, LATE_FROM):
+        late, among = None, late  # others are as late for another reason
+    if late is not None:
         _late(page, late, waits)
         # Waiting is not known as such where not all members of collectives are here.
         unsplit = max(0, late.explains - left) if late.seen else 0
@@ -111,11 +114,11 @@ def join_waiting(page: PageFindings) -> None:
         left -= in_turn(page, left, waits, pauses=True)
     untold = spent.get("communication.exposed", 0)
     moving = spent.get("communication.transfer", 0) + untold - min(untold, unsplit)
-    moved, held = _slow_link(page, left)
+    moved, held = _slow_link(page, left, alone=late is None and not uneven)
     moving, left = max(0, moving - moved), left - held
     moving -= _held_back(page, moving)
     slow = None if uneven else slow
-    alone = (late is None or not page.reaches(late.ns, LATE_FROM)) and not uneven
+    alone = late is None and not uneven
     # Stages pass lateness on: the schedule has what uneven work does not explain.
     by_work = min(left, explained_by_work(given)) if uneven and has_stages(given) else 0
     sure = min(moving, given.surely_waited // max(1, given.num_steps)) if has_stages(given) else 0
@@ -308,10 +311,11 @@ def _has_more(late: Late, given: Given) -> bool:
     return slower is not None and not slower[1]
 
 
-def _slow_link(page: PageFindings, waited: int) -> tuple[int, int]:
+def _slow_link(page: PageFindings, waited: int, *, alone: bool) -> tuple[int, int]:
     """What a slow link takes of the transfer, and of `waited` in other ranks, ns.
 
-    Those wait while ranks on the link transfer what would have been there long before.
+    Those wait while ranks on the link transfer what would have been there long before. Where nobody is late
+    (`alone`), ranks wait for nothing else if they have as much of their own to do.
     """
     given = page.given
     slow, table = page.of(SLOW_LINK), given.table("communication_slow_links")
@@ -322,7 +326,11 @@ def _slow_link(page: PageFindings, waited: int) -> tuple[int, int]:
     here = given.waited.filter(pl.col("on").is_in(on), pl.col("account") == "communication.transfer")
     late = 1 - 1 / float(links["ratio"][0])
     held = round(late * int(here["time"].sum())) // max(1, given.num_steps)
-    held = min(waited, max(held, _waited_beside(given, on, slow.size)))
+    held = max(held, _waited_beside(given, on, slow.size))
+    if alone and not has_stages(given):
+        most = int(links["at_most"].sum()) - slow.size
+        held = max(held, min(most, waited - explained_by_own(given)))
+    held = min(waited, held)
     held = held if page.reaches(held, WAITING_TOLD) else 0
     # Transfers that have none to be compared with may pass the link too.
     told = replace(slow, ns_per_step=max(slow.ns_per_step, slow.size + held, faster_links_at_most(given)))
@@ -344,8 +352,10 @@ def _waited_beside(given: Given, on: set[int], lost: int) -> int:
     Ranks that keep in step have steps of one length: what one on the link loses there, which is `lost` in the
     mean of all ranks, one beside it waits for in whatever operation the two meet next.
     """
-    waits = given.ledger.filter(pl.col("account") == "communication.wait")
-    spent = dict(waits.group_by("rank").agg(pl.col("ns").sum()).iter_rows())
+    waits = given.ledger.filter(pl.col("account") == "communication.wait").select("rank", time="ns")
+    if given.waited.height:  # what they wait for others is not for the link
+        waits = given.waited.filter(pl.col("on").is_in(on)).select("rank", "time")
+    spent = dict(waits.group_by("rank").agg(pl.col("time").sum()).iter_rows())
     waited = {rank: spent.get(rank, 0) // steps for rank, steps in given.steps.items()}
     here = [ns for rank, ns in waited.items() if rank in on]
     beside = [ns for rank, ns in waited.items() if rank not in on]

@@ -17,7 +17,7 @@ from .transfers import ALIKE, SLOWER, beyond_usual, transfers
 FEWEST = 3  # transfers that make a median
 FROM_BYTES = 1 << 18  # smaller ones take their latency, whatever the link
 WORTH_SAYING = 0.03  # of the step
-MOST_NAMED = 6  # ranks
+MOST_NAMED, MOST_LINKS = 6, 2  # ranks of a link, links
 
 
 def _sends(pair: tuple[int, int], nth: int, moves: int) -> list[dict[str, object]]:
@@ -161,6 +161,23 @@ def _blamed(compared: pl.DataFrame) -> int | None:
     return int(by_rank["members"][0]) if all_slow and by_rank.height == 1 else None
 
 
+def _shortened(among: str) -> str:
+    named = among.split(", ")
+    return ", ".join(named[:MOST_NAMED]) + (", …" if len(named) > MOST_NAMED else "")
+
+
+def _may_be_between_machines(table: pl.DataFrame) -> bool:
+    """Whether all ranks have a slow link and a fast one, as within machines and between them.
+
+    Where ranks run is then not known: where it is, only links of as many machines are compared.
+    """
+    if table["hosts"].count():
+        return False
+    each = table.select(pl.col("among").str.split(", "), slow=pl.col("ratio") >= SLOWER).explode("among")
+    both = each.group_by("among").agg(both=pl.col("slow").any() & ~pl.col("slow").all())
+    return both.height > 2 and bool(both["both"].all())
+
+
 @communication_slow_links.finding(
     name="slow-link",
     verdict=Verdict("Held up by a slow link", "transfer over a slow link"),
@@ -173,15 +190,19 @@ def a_link_is_slow(table: pl.DataFrame) -> Iterator[Finding]:
     # Where most are slow and no rank is to blame, it is the others that are fast.
     if share < WORTH_SAYING or (slow["blamed"].null_count() and 2 * slow.height > table.height):
         return
+    if _may_be_between_machines(table):
+        return
     worst, rank = slow.row(0, named=True), slow["blamed"][0]
-    named = worst["among"].split(", ")
-    among = ", ".join(named[:MOST_NAMED]) + (", …" if len(named) > MOST_NAMED else "")
+    links = [_shortened(among) for among in slow["among"].unique(maintain_order=True)]
+    more = f" and {len(links) - MOST_LINKS} other links" if len(links) > MOST_LINKS else ""
     lost = int(slow["lost_per_step"].sum())
-    who = f"with rank {rank}" if rank is not None else f"among ranks {among}"
+    among = ", and among ".join(links[:MOST_LINKS])
+    who = f"with rank {rank}" if rank is not None else f"among ranks {among}{more}"
+    times = f"{'up to ' if slow.height > 1 else ''}{slow['ratio'].max():.2g} times"
     yield Finding(
         name="slow-link",
         claim=f"Slow transfers {who} cost {milliseconds(lost)} per step ({percent(share, 1)}): they take "
-        f"{worst['ratio']:.2g} times as long as the same among other ranks.",
+        f"{times} as long as the same among other ranks.",
         gain="at most",
         cost_per_step=lost,
         # The longest chain of work passes a transfer once.
