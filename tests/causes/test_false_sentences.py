@@ -410,3 +410,13 @@ def test_pinning_is_told_where_the_host_s_memory_is_to_be_pinned(
 ) -> None:
     rows = pl.DataFrame({"direction": [direction], "host_memory": [memory]})
     assert pinning_helps(rows, direction) is told
+
+
+@pytest.mark.parametrize(("everywhere", "doubt"), [(False, True), (True, False)])
+def test_a_rank_that_alone_recorded_its_stacks_may_be_late_for_that(
+    tmp_path: Path, everywhere: bool, doubt: bool
+) -> None:
+    usual = Work(python=1 if everywhere else 0)
+    page = lostflops.why(made(tmp_path, Job().run([[usual, Work(python=13), usual]] * 4)))
+    said = "Python's stacks were recorded for it alone, and recording them makes its CPU slower."
+    assert page.findings[0].rank == 1 and (said == page.findings[0].doubt) == doubt

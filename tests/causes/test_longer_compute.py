@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 import lostflops
 from lostflops.causes.given import WORK, Given
@@ -72,3 +73,10 @@ def test_attention_alone_that_takes_longer_has_longer_documents_and_no_slow_gpu(
     slow = "its attention kernels take 2 times as long as the same kernels there", True
     assert slower_compute(1, packed(200, 180)) == slow
     assert slower_compute(1, packed(200, 20, 20)) == slow  # too little beside attention to tell
+
+
+@pytest.mark.parametrize(("dense", "slow"), [(150, True), (146, True), (120, False), (100, False)])
+def test_a_device_that_is_slow_for_dense_kernels_is_so_for_grouped_ones(dense: int, slow: bool) -> None:
+    """Of experts that got more tokens, the layers around keep their pace."""
+    told = slower_compute(1, given(150, dense))
+    assert told is not None and told[1] is slow

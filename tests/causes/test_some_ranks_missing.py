@@ -65,6 +65,17 @@ def test_a_late_rank_is_named_though_no_step_was_recorded_on_all(tmp_path: Path)
     )
 
 
+def test_why_collectives_could_not_be_matched_is_told_as_it_is(tmp_path: Path) -> None:
+    """RCCL has one kernel for everything: all recorded the same steps, and nothing says what each does."""
+    tables = Job(kind="unknown").run([[Work(), Work(loads=25), Work()]] * 4)
+    for row in tables["collectives"]:
+        row |= {"group": None, "group_size": None}
+    first = lostflops.why(made(tmp_path, tables)).findings[0]
+    assert first.rank == 1 and first.doubt == (
+        "Most collectives could not be matched: what most of their group's operations do is unknown."
+    )
+
+
 @pytest.mark.parametrize(("late", "doubted"), [(25, True), (0, False)])
 def test_waiting_for_a_rank_that_is_not_here_is_doubted_to_be_transfer(
     tmp_path: Path, late: float, doubted: bool
@@ -100,3 +111,16 @@ def test_ranks_here_that_compute_longer_in_turn_are_waited_for_whoever_is_missin
         "Ranks wait 16.0 ms per step (24.2 %) for each other: ranks 0, 1 and 2 take turns being late"
     )
     assert first.doubt == "Ranks of the job that were not recorded may be later still."
+
+
+def test_waiting_for_a_rank_whose_file_was_cut_is_doubted_to_be_transfer(tmp_path: Path) -> None:
+    """Rank 1 is 25 ms late in every step; of its file two are left, in which it transfers for 6 ms."""
+    tables = Job(transfer=6).run([[Work(), Work(loads=25), Work()]] * 8)
+    third = tables["steps"][2 * 3]["start"]
+    for name in ("steps", "kernels", "collectives", "ranges"):
+        tables[name] = [row for row in tables[name] if row["rank"] != 1 or row["start"] < third]
+    for row in tables["steps"]:
+        row |= {"complete": False, "left_out": "no whole step on its rank"} if row["rank"] == 1 else {}
+    page = lostflops.why(made(tmp_path, tables))
+    (exposed,) = (f for f in page.findings if f.name == "communication-exposed")
+    assert "18.8 ms of it is longer than the same takes at its fastest" in exposed.doubt

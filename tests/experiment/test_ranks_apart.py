@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import lostflops
 from lostflops.experiment.difference.ranks_apart import RanksApart, ranks_apart
+from made_runs import Job, Work, made
 
 
 def ranks(*computes: int, step: int = 100) -> dict[int, dict[str, int]]:
@@ -43,3 +47,23 @@ def test_what_all_ranks_change_alike_or_by_little_or_in_waiting_alone_is_no_rank
     assert ranks_apart(before, ranks(90, 90, 96, 90, step=150), 100, 50) is not None
     assert ranks_apart({0: {"compute": 9}}, {0: {"compute": 18}}, 10, 9) is None
     assert ranks_apart({}, {}, 0, 0) is None
+
+
+def test_what_moved_from_one_rank_to_another_is_told_of_both() -> None:
+    before, after = ranks(90, 140, 90, 90, step=150), ranks(90, 90, 138, 90, step=150)
+    found = ranks_apart(before, after, 150, 0)
+    assert found == RanksApart((1,), "compute", -50, 0, 0, (2,), 48)
+
+
+def test_means_over_other_numbers_of_ranks_are_called_so_and_what_is_known_is_not_unknown(
+    tmp_path: Path,
+) -> None:
+    """Nobody waits in the first job, all of which is here; of the second two of four ranks are."""
+    four = made(tmp_path / "4", Job().run([[Work()] * 4] * 2))
+    two = made(tmp_path / "2", Job(world_size=4).run([[Work(), Work()]] * 2))
+    found = lostflops.diff(four, two)
+    assert {differs.name: (differs.before, differs.after) for differs in found.mismatches} == {
+        "ranks that are here": ("all", "2 of 4"),
+        "waiting for other ranks": ("known", "not known"),
+    }
+    assert "Each account is the mean over 4 ranks before and 2 after: " in " ".join(found.notes)

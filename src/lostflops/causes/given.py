@@ -15,6 +15,7 @@ from lostflops.accounts.account import Row
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, percent
 from lostflops.naming.host_causes import cause_of, causes_of
+from lostflops.recipes.communication.transfers import lengthened
 from lostflops.recipes.compute.flops import FLOPS, flops_of
 from lostflops.recipes.compute.work import executions
 from lostflops.recipes.steps.two_kinds import slow_steps
@@ -50,6 +51,7 @@ WAITED = pl.Schema(
 SAVING = pl.Schema({"rank": pl.Int32, "step": pl.Int64, "ns": pl.Int64, "name": pl.String})
 ASKED = pl.Schema({"rank": pl.Int32, "flops": pl.Float64})
 PURPOSES, TOTAL = pl.Schema({"purpose": pl.String, "ns": pl.Int64}), pl.Schema({"ns": pl.Int64})
+RANKS = pl.Schema({"rank": pl.Int32})
 WINDOW = ("rank", "start", "end")
 SCHEDULE = pl.Schema({"schedule": pl.String})
 INTERLEAVED, ZERO_BUBBLE = "interleaved", "zb"
@@ -134,6 +136,7 @@ class Given:
     first_waits: int = 0
     # Sets of ranks that take part in no operation of another set, such as actors and learners.
     meeting: tuple[frozenset[int], ...] = ()
+    with_frames: frozenset[int] = frozenset()  # ranks that recorded what Python ran
     gpus: Mapping[int, str] = field(default_factory=dict[int, str])  # of each rank, as its driver names it
     schedule: str = ""  # of the pipeline, as the recipe `pipeline_passes` names it; empty where not known
     units: frozenset[str] | None = None  # precisions of the GPU's matrix units; None where not known
@@ -271,9 +274,16 @@ def gather(
     many = ranks > 1
     missing = world_size is not None and ranks < world_size
 
+    def over_slow_links() -> pl.DataFrame | None:
+        links, ranks = answers.get("communication_slow_links"), trace.table("ranks")
+        matches = _table(session, "communication_matches") if links and links.findings else None
+        if links is None or matches is None or ranks is None:
+            return None
+        return lengthened(matches.lazy(), ranks, links.table)
+
     @cache
     def exposed() -> Exposed:
-        return Exposed(trace, _table(session, "device_runs"), counted)
+        return Exposed(trace, _table(session, "device_runs"), counted, over_slow_links())
 
     def parts(name: str, told: Callable[[], dict[str, int]]) -> dict[str, int]:
         def fold() -> pl.DataFrame:
@@ -288,6 +298,10 @@ def gather(
     def meeting() -> pl.DataFrame:
         matches = _table(session, "communication_matches")
         return MEETING.to_frame() if matches is None else met(matches)
+
+    def with_frames() -> pl.DataFrame:
+        frames = trace.table("frames")
+        return RANKS.to_frame() if frames is None else frames.select(pl.col("rank").unique()).collect()
 
     def first(session: Session, counted: pl.DataFrame) -> int:
         matches, windows = _table(session, "communication_matches"), ledger.select(*WINDOW).unique()
@@ -327,6 +341,7 @@ def gather(
         if missing
         else 0,
         clocks_apart=_clocks_apart(trace) if many else 0,
+        with_frames=frozenset(folded("with_frames", RANKS, with_frames)["rank"]) if many else frozenset(),
         gpus=_gpus(trace) if many else {},
         schedule="".join(folded("schedule", SCHEDULE, lambda: _schedule(session))["schedule"])
         if many

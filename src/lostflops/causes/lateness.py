@@ -47,6 +47,7 @@ AS_A_RULE = 0.8  # of the steps, in which ranks are late that are so together
 PASSED_ON = 0.03  # of the step, from which on waiting least tells a late rank that is not blamed for most
 ALONE = 0.8  # of what even ranks gain, from which on it is one rank that is late
 VARIES = 1.25  # times its least lateness in a step: that of a rank whose batches are uneven
+TRANSFER = "communication.transfer"
 NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble", "idle.other_device")
 # What a rank may spend on others beside: its host waits for its device, which waits for them.
 MAY_WAIT = (*NOT_OWN, SYNCHRONISING, "idle.dependency")
@@ -81,7 +82,11 @@ def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
     others = (waiting for rank, (_, waiting) in _spent(given).items() if rank != worst["rank"])
     explains = max(worst["per_step"] or 0, given.waited_for(worst["rank"]))
     most = max(waited, explains * ranks // (ranks - 1))
-    return _late(given, worst, min([lead, *others]), most, excess, explains)
+    saved = min([lead, *others])
+    # Who never waits is no sooner done because another comes earlier, whatever it transfers.
+    idly = given.by_rank(*(account for account in MAY_WAIT if account != TRANSFER))
+    least = min(idly.get(rank, 0) for rank in given.meet(worst["rank"]) if rank != worst["rank"])
+    return _late(given, worst, least if 2 * least < saved else saved, most, excess, explains)
 
 
 def _waits_least(given: Given, known: pl.DataFrame) -> Late | None:
@@ -157,8 +162,14 @@ def replayed_even(given: Given) -> tuple[int, int] | None:
 def explained_by_work(given: Given) -> int:
     """How much of what ranks wait in a mean step uneven work explains, ns: what even ranks gain, or, where no
     replay knows, by how much the rank with most of its own exceeds the mean."""
-    steps, found = replayed_even(given), turns(given)
-    return max(steps[0] - steps[1] if steps else 0, found.explained if found else 0)
+    steps = replayed_even(given)
+    return max(steps[0] - steps[1] if steps else 0, explained_by_own(given))
+
+
+def explained_by_own(given: Given) -> int:
+    """By how much the rank with most of its own exceeds the mean in a mean step, ns."""
+    found = turns(given)
+    return found.explained if found else 0
 
 
 def stages(given: Given) -> Mapping[int, tuple[int, ...]]:

@@ -20,7 +20,7 @@ GROUPED = r"(?i)group(?:ed)?_?(?:gemm|problem|mm)|ptr_?array|\bmoe|_moe"
 SHAPE = r"\[\d[\d, ]*\]"  # of one tensor, in the text of all of an operator's
 RESIZED = 0.1  # of a rank's kernels, that the others run as often on smaller grids
 MUCH = 0.1  # by how much a rank may launch more than another that does as much
-MOST = 0.5  # of what a rank computes longer, that is in kernels of experts
+MOST = 0.5  # of what a rank computes (longer), that is in kernels of experts, or in others
 ATTENTION, ENOUGH = (
     "attention",
     0.25,
@@ -240,14 +240,20 @@ def _all_slower(same: pl.DataFrame) -> bool:
     """Whether nearly all kernels of a family take longer, as on a slower device.
 
     Where some keep their pace, the others were given more to do: a grouped matrix product has one grid for
-    any number of tokens.
+    any number of tokens. Where such take no more times as long than the others do, it is the device for both.
     """
     slower = pl.col("time") > (1 + ALIKE / 2) * pl.col("their_time")
     fixed = ~pl.col("kernel").str.contains(GROUPED)
-    slow, whole = same.select(
-        pl.col("their_time").filter(slower & fixed).sum(), all=pl.col("their_time").sum()
+    slow, theirs, whole, time, all_time = same.select(
+        pl.col("their_time").filter(slower & fixed).sum(),
+        pl.col("their_time").filter(fixed).sum().alias("of_fixed"),
+        pl.col("their_time").sum().alias("all"),
+        pl.col("time").filter(fixed).sum().alias("fixed_time"),
+        pl.col("time").sum().alias("all_time"),
     ).row(0)
-    return bool(slow >= SAME_WORK * whole)
+    tells = theirs >= MOST * whole and slow >= SAME_WORK * theirs
+    as_slow = tells and all_time * theirs <= (1 + ALIKE / 2) * time * whole
+    return bool(slow >= SAME_WORK * whole or as_slow)
 
 
 def _calls(others: pl.DataFrame, steps: Mapping[int, int]) -> float:

@@ -78,12 +78,14 @@ def main_purpose(purposes: Mapping[str, int]) -> str:
 class Exposed:
     """Communication inside counted steps that nothing hides.
 
-    `runs` says what the device did when, as the recipe `device_runs` does.
+    `runs` says what the device did when, as the recipe `device_runs` does. What `lengthened` operations take
+    beyond the usual is a slow link's, and not counted.
     """
 
     trace: Trace
     runs: pl.DataFrame | None
     counted: pl.DataFrame
+    lengthened: pl.DataFrame | None = None
 
     def by_purpose(self) -> dict[str, int]:
         """For how long each purpose is communicated for, ns."""
@@ -96,16 +98,19 @@ class Exposed:
     def beyond_fastest(self) -> int:
         """For how long operations last beyond what those like them take at their fastest, ns.
 
-        Those like one are of its kind, group and size; larger ones are no slower for each byte, by half.
+        Those like one are of its kind, group and size, on any rank; larger ones are no slower for each byte,
+        by half.
         """
         if self._operations_and_cover is None:
             return 0
         rows, cover = self._operations_and_cover
         size = pl.max_horizontal("bytes_in", "bytes_out").cast(pl.Int64)
-        took, of = pl.col("end") - pl.col("start"), ["rank", "kind", "group"]
+        took, of = pl.col("end") - pl.col("start"), ["kind", "group"]
         large = pl.col("size").fill_null(0) >= LARGE
         each = rows.with_columns(size=size).filter(took > 0).with_columns(
-            like=pl.when(pl.len().over(*of, "size") >= SOME).then(took.min().over(*of, "size")),
+            like=pl.when(pl.col("size").is_not_null(), pl.len().over(*of, "size") >= SOME).then(
+                took.min().over(*of, "size")
+            ),
             a_byte=pl.when(large).then(took / pl.col("size")).min().over(of),
         )  # fmt: skip
         by_bytes = pl.when(large).then((SLACK * pl.col("a_byte") * pl.col("size")).cast(pl.Int64))
@@ -138,7 +143,7 @@ class Exposed:
         if self._operations_and_cover is None:
             return {}
         rows, cover = self._operations_and_cover
-        of = rows.select("rank", "start", "end", name=named(rows))
+        of = rows.select("rank", "start", self._end(rows), name=named(rows))
         # Two operations at a time share what is exposed: each name counts its own union.
         lanes = {name: of.filter(pl.col("name") == name) for name in of["name"].unique().sort()}
         return {
@@ -150,6 +155,13 @@ class Exposed:
             )
             for name, mine in lanes.items()
         }
+
+    def _end(self, rows: pl.DataFrame) -> pl.Series:
+        if self.lengthened is None:
+            return rows["end"]
+        at = ["rank", "start", "end"]
+        longer = rows.join(self.lengthened, on=at, how="left", maintain_order="left")["longer"]
+        return rows["end"] - longer.fill_null(0)
 
 
 def _operations(rows: pl.DataFrame) -> pl.Series:

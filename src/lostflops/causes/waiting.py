@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from lostflops.finding import Finding, milliseconds, percent
-from lostflops.recipes.communication.slow_links import SLOWER
 from lostflops.recipes.communication.split import ALL_HERE
+from lostflops.recipes.communication.transfers import SLOWER
 
 from .between_ranks.advice import Advice, for_one
 from .between_ranks.exposed import EXPOSED, WAITING_TOLD, exposed_communication
@@ -27,6 +27,7 @@ from .between_ranks.in_turn import (
 from .given import OTHER_HOST, Given, has_stages
 from .lateness import (
     chain,
+    explained_by_own,
     explained_by_work,
     faster_links_at_most,
     late_rank,
@@ -45,6 +46,7 @@ from .longer_compute import (
     slower_compute,
 )
 from .names import made_of
+from .one_rank.held_up import PAUSES
 from .one_rank.late import Excess, Late, also, says
 from .page_findings import PER_STEP, PageFindings
 from .purposes import STAGES, main_purpose
@@ -93,7 +95,9 @@ def join_waiting(page: PageFindings) -> None:
     in_stage = late is not None and slow is not None and late.rank in slow.ranks and bool(stages(given))
     of_stage = late.explains if late is not None and in_stage and not uneven else 0
     late = None if uneven or of_stage else late
-    if late is not None and page.reaches(late.ns, LATE_FROM):
+    if late is not None and not page.reaches(late.ns, LATE_FROM):
+        late, among = None, late  # others are as late for another reason
+    if late is not None:
         _late(page, late, waits)
         # Waiting is not known as such where not all members of collectives are here.
         unsplit = max(0, late.explains - left) if late.seen else 0
@@ -109,11 +113,11 @@ def join_waiting(page: PageFindings) -> None:
         left -= in_turn(page, left, waits, pauses=True)
     untold = spent.get("communication.exposed", 0)
     moving = spent.get("communication.transfer", 0) + untold - min(untold, unsplit)
-    moved, held = _slow_link(page, left)
+    moved, held = _slow_link(page, left, alone=late is None and not uneven)
     moving, left = max(0, moving - moved), left - held
     moving -= _held_back(page, moving)
     slow = None if uneven else slow
-    alone = (late is None or not page.reaches(late.ns, LATE_FROM)) and not uneven
+    alone = late is None and not uneven
     # Stages pass lateness on: the schedule has what uneven work does not explain.
     by_work = min(left, explained_by_work(given)) if uneven and has_stages(given) else 0
     sure = min(moving, given.surely_waited // max(1, given.num_steps)) if has_stages(given) else 0
@@ -272,18 +276,32 @@ def _claim(page: PageFindings, late: Late) -> str:
 
 
 def _doubts(page: PageFindings, late: Late, waits: Finding | None) -> Iterator[str]:
+    yield from _recorded_apart(page.given, late)
     if waits is not None and waits.doubt:
         yield waits.doubt
     elif late.assumed:
         yield ALL_HERE
     if late.seen:
-        yield (
-            LATER_STILL
-            if page.given.missing_ranks
-            else "Most collectives could not be matched: ranks recorded other steps."
-        )
+        yield LATER_STILL if page.given.missing_ranks else _not_matched(page.given)
     elif page.given.missing_ranks:
         yield "Some ranks of the job are not in this recording."
+
+
+def _not_matched(given: Given) -> str:
+    """Why it is not known which collectives of the ranks belong together."""
+    on = given.ledger.group_by("step").agg(pl.col("rank").n_unique())["rank"]
+    table, why = given.table("communication_wait"), "ranks recorded other steps"
+    if table is not None and (on == len(given.steps)).any():
+        why = table["unmatched_reason"].drop_nulls().mode().sort().first() or why
+    return f"Most collectives could not be matched: {why.replace('its ', 'their ', 1)}."
+
+
+def _recorded_apart(given: Given, late: Late) -> Iterator[str]:
+    """That a rank whose CPU is late recorded its Python and others did not: that makes it slower."""
+    others = [rank for rank in given.meet(late.rank) if rank not in given.with_frames]
+    if late.rank in given.with_frames and others and {late.cause, *also(late)} & {*PAUSES}:
+        those = "it alone" if len(given.with_frames) == 1 else "it and not for all ranks"
+        yield f"Python's stacks were recorded for {those}, and recording them makes its CPU slower."
 
 
 def _has_more(late: Late, given: Given) -> bool:
@@ -292,10 +310,11 @@ def _has_more(late: Late, given: Given) -> bool:
     return slower is not None and not slower[1]
 
 
-def _slow_link(page: PageFindings, waited: int) -> tuple[int, int]:
+def _slow_link(page: PageFindings, waited: int, *, alone: bool) -> tuple[int, int]:
     """What a slow link takes of the transfer, and of `waited` in other ranks, ns.
 
-    Those wait while ranks on the link transfer what would have been there long before.
+    Those wait while ranks on the link transfer what would have been there long before. Where nobody is late
+    (`alone`), ranks wait for nothing else if they have as much of their own to do.
     """
     given = page.given
     slow, table = page.of(SLOW_LINK), given.table("communication_slow_links")
@@ -306,7 +325,11 @@ def _slow_link(page: PageFindings, waited: int) -> tuple[int, int]:
     here = given.waited.filter(pl.col("on").is_in(on), pl.col("account") == "communication.transfer")
     late = 1 - 1 / float(links["ratio"][0])
     held = round(late * int(here["time"].sum())) // max(1, given.num_steps)
-    held = min(waited, max(held, _waited_beside(given, on, slow.size)))
+    held = max(held, _waited_beside(given, on, slow.size))
+    if alone and not has_stages(given):
+        most = int(links["at_most"].sum()) - slow.size
+        held = max(held, min(most, waited - explained_by_own(given)))
+    held = min(waited, held)
     held = held if page.reaches(held, WAITING_TOLD) else 0
     # Transfers that have none to be compared with may pass the link too.
     told = replace(slow, ns_per_step=max(slow.ns_per_step, slow.size + held, faster_links_at_most(given)))
@@ -328,8 +351,10 @@ def _waited_beside(given: Given, on: set[int], lost: int) -> int:
     Ranks that keep in step have steps of one length: what one on the link loses there, which is `lost` in the
     mean of all ranks, one beside it waits for in whatever operation the two meet next.
     """
-    waits = given.ledger.filter(pl.col("account") == "communication.wait")
-    spent = dict(waits.group_by("rank").agg(pl.col("ns").sum()).iter_rows())
+    waits = given.ledger.filter(pl.col("account") == "communication.wait").select("rank", time="ns")
+    if given.waited.height:  # what they wait for others is not for the link
+        waits = given.waited.filter(pl.col("on").is_in(on)).select("rank", "time")
+    spent = dict(waits.group_by("rank").agg(pl.col("time").sum()).iter_rows())
     waited = {rank: spent.get(rank, 0) // steps for rank, steps in given.steps.items()}
     here = [ns for rank, ns in waited.items() if rank in on]
     beside = [ns for rank, ns in waited.items() if rank not in on]

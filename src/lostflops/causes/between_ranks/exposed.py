@@ -14,7 +14,9 @@ from lostflops.causes.stages import BUBBLE
 from lostflops.finding import Finding, milliseconds
 
 EXPOSED = "communication-exposed"
-NOT_HERE = "ranks that were not recorded may be late. Record all before making communication faster."
+NOT_HERE = (
+    "ranks that are not here, or not whole, may be late. Record all before making communication faster."
+)
 SMALL = "collectives-small"
 NETWORK = (SMALL, "communication-slower-than-measured")
 # The next operation needs what each of them brings, so no two can be sent as one.

@@ -172,6 +172,7 @@ class Difference:
             return
         if self.apart is not None:
             yield self._apart(self.apart)
+        yield from self._other_ranks()
         if self.waterfall.step.noise_ns is not None:
             yield (
                 f"± is what the spread of the steps themselves ({len(self.before.lengths)} before, "
@@ -179,9 +180,10 @@ class Difference:
                 "differ by more, 2 % is assumed: `lostflops prove` measures it."
             )
             yield from self._certain()
-        split = {"communication.wait", "communication.exposed"}
-        accounts = {change.path[0] for change in self.waterfall.accounts}
-        if split <= accounts:
+        told = [set(side.ledger["account"].unique()) for side in (self.before, self.after)]
+        unsplit = ["communication.exposed" in accounts for accounts in told]
+        split = [bool(accounts & {"communication.wait", "communication.transfer"}) for accounts in told]
+        if (unsplit[0] and split[1] and not unsplit[1]) or (unsplit[1] and split[0] and not unsplit[0]):
             yield (
                 "Only one of the runs tells waiting for other ranks from the transfer: compare the sum of "
                 "exposed communication."
@@ -190,10 +192,21 @@ class Difference:
     def _apart(self, apart: RanksApart) -> str:
         label = words(apart.account, self.after.run.on_host).label
         waited = f"{milliseconds(abs(apart.waited_ns))} {'more' if apart.waited_ns >= 0 else 'less'}"
+        too = f"{signed(apart.against_ns)} on {called(apart.against)}, " if apart.against else ""
         return (
-            f"What changed is {called(apart.ranks)}: {signed(apart.ns)} of {label} per step, "
-            f"{signed(apart.others_ns)} on the rank in the middle. The others communicate and wait {waited}."
+            f"What changed is {called(apart.ranks)}: {signed(apart.ns)} of {label} per step, {too}"
+            f"{signed(apart.others_ns)} on the rank in the middle. The others communicate and wait "
+            f"{waited if apart.waited_ns else 'as long as before'}."
         )
+
+    def _other_ranks(self) -> Iterator[str]:
+        """That the accounts are means over other numbers of ranks, so that what one does weighs otherwise."""
+        first, second = (side.ledger["rank"].n_unique() for side in (self.before, self.after))
+        if first != second:
+            yield (
+                f"Each account is the mean over {first} rank{'s' * (first != 1)} before and {second} after: "
+                "what one rank alone does weighs less where there are more."
+            )
 
     @cached_property
     def apart(self) -> RanksApart | None:

@@ -24,7 +24,8 @@ ALIKE = 0.5  # of the largest: ranks that changed so much are named with it
 class RanksApart:
     """`account` changed by `ns` per step on `ranks` (their mean), by `others_ns` on the rank in the middle.
 
-    `waited_ns` is what the other ranks' communication and pipeline bubbles changed by (their mean).
+    On the ranks `against` it changed the other way, by `against_ns`. `waited_ns` is what communication and
+    pipeline bubbles changed by on the ranks beside all of these (their mean).
     """
 
     ranks: tuple[int, ...]
@@ -32,6 +33,8 @@ class RanksApart:
     ns: int
     others_ns: int
     waited_ns: int
+    against: tuple[int, ...] = ()
+    against_ns: int = 0
 
 
 def ranks_apart(
@@ -56,9 +59,11 @@ def ranks_apart(
         if abs(middle + most) <= abs(middle):  # the others changed, and these did not
             continue
         if best is None or abs(most) > abs(best.ns - best.others_ns):
-            others = [_waited(after[rank]) - _waited(before[rank]) for rank in both if rank not in ranks]
-            mean = round(fmean(changes[rank] for rank in ranks))
-            best = RanksApart(tuple(ranks), account, mean, middle, round(fmean(others)))
+            against = [rank for rank in both if _is_like(middle - changes[rank], most)]
+            mine, theirs = (round(fmean(changes[at] for at in of)) if of else 0 for of in (ranks, against))
+            others = [_waited(after[at]) - _waited(before[at]) for at in both if at not in (*ranks, *against)]
+            waited = round(fmean(others)) if others else 0
+            best = RanksApart(tuple(ranks), account, mine, middle, waited, tuple(against), theirs)
     return best
 
 

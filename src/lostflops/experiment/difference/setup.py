@@ -143,8 +143,9 @@ def _of_the_ranks(side: Side) -> Iterator[tuple[str, str]]:
         yield "GPU", run.gpu
     many = run.world_size or len(run.ranks)
     yield "ranks", f"{many}"
-    if len(run.ranks) != many:
-        yield "ranks that are here", f"{len(run.ranks)} of {many}"
+    if run.world_size:
+        here = len(run.ranks)
+        yield "ranks that are here", "all" if here == many else f"{here} of {many}"
     table = side.trace.table("ranks")
     if table is None:
         return
@@ -250,7 +251,8 @@ def _of_the_recording(side: Side) -> Iterator[tuple[str, str]]:
     yield "also recorded", ", ".join(present) or "nothing"
     yield "simulated", "yes" if run.simulated else "no"
     yield "replayed", f"with {run.replayed}" if run.replayed else "no"
-    split = set(side.ledger["account"].unique()) & {"communication.wait", "communication.exposed"}
+    told = ("communication.wait", "communication.transfer", "communication.exposed")
+    split = set(side.ledger["account"].unique()) & {*told}
     if split:
         known = "communication.exposed" not in split
         yield "waiting for other ranks", "known" if known else "not known"

@@ -9,15 +9,15 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Bytes, Count, Id, Name, Ratio, Text, Time, Typical
 from lostflops.finding import Finding, Verdict, milliseconds, percent
-from lostflops.intervals.matching import PAIR
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.tables import Ranks
 
-SLOWER = 2.0  # times what the same takes among others, from which on a link is slow
+from .transfers import ALIKE, SLOWER, beyond_usual, transfers
+
 FEWEST = 3  # transfers that make a median
 FROM_BYTES = 1 << 18  # smaller ones take their latency, whatever the link
 WORTH_SAYING = 0.03  # of the step
-MOST_NAMED = 6  # ranks
+MOST_NAMED, MOST_LINKS = 6, 2  # ranks of a link, links
 
 
 def _sends(pair: tuple[int, int], nth: int, moves: int) -> list[dict[str, object]]:
@@ -97,38 +97,9 @@ def communication_slow_links(
     Only what is the same but for the ranks is compared: the operation, its size, the number of ranks and of
     machines. So a job with one group of ranks has nothing to compare.
     """
-    of = ["kind", "bytes", "size", "hosts"]
-    kind = pl.col("kind").cast(pl.String)
-    rows = (
-        communication_matches.filter(pl.col("instance").is_not_null() & pl.col("transfer").is_not_null())
-        .select(
-            "rank",
-            "instance",
-            "end",
-            "latency",
-            start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait")),
-            kind=pl.when(kind.is_in(PAIR)).then(pl.lit("send")).otherwise(kind),
-            bytes=pl.max_horizontal("bytes_in", "bytes_out"),
-        )
-        .join(ranks.select("rank", "host").unique("rank", keep="first"), on="rank", how="left")
-        .collect()
-    )
-    host = pl.col("host")
-    calls = (
-        rows.sort("rank")
-        .group_by("instance")
-        .agg(
-            pl.col("kind", "latency").first(),
-            pl.col("bytes").max(),
-            members=pl.col("rank").unique().sort(),
-            hosts=pl.when(host.is_not_null().all()).then(host.n_unique().cast(pl.Int64)),
-        )
-        .with_columns(
-            size=pl.col("members").list.len().cast(pl.Int64),
-            among=pl.col("members").cast(pl.List(pl.String)).list.join(", "),
-        )
-        .filter(pl.col("size") > 1, pl.col("bytes") > 0)
-    )
+    of = [*ALIKE]
+    moving = transfers(communication_matches, ranks)
+    calls = moving.unique("instance", keep="any")
     links = (
         calls.group_by("among", *of)
         .agg(pl.col("members").first(), pl.len().cast(pl.Int64).alias("calls"), pl.col("latency").median())
@@ -145,15 +116,11 @@ def communication_slow_links(
     compared = links.join(usual, on=["among", *of], nulls_equal=True).with_columns(
         ratio=pl.col("latency") / pl.col("usual")
     )
-    moving = rows.join(calls.select("instance", "among", *of), on="instance", suffix="_call")
+    # What is computed meanwhile hides the usual first.
     bare = intervals.inside(
-        moving.select(
-            "rank",
-            "start",
-            "end",
-            "among",
-            *(pl.col(f"{c}_call" if c in rows.columns else c).alias(c) for c in of),
-        ).lazy(),
+        moving.join(compared.select("among", *of, "ratio"), on=["among", *of], nulls_equal=True)
+        .select("rank", "end", "among", *of, start=pl.col("end") - beyond_usual())
+        .lazy(),
         compute_gaps,
         {"bare": pl.col("in_step")},
     )
@@ -161,13 +128,13 @@ def communication_slow_links(
     present, steps, time = (
         step_totals.select(pl.len(), pl.col("steps").sum(), pl.col("step_time").sum()).collect().row(0)
     )
-    lost = pl.col("bare").fill_null(0) * (1 - 1 / pl.col("ratio")).clip(0)
+    lost = pl.col("bare").fill_null(0)
     return (
         compared.join(spent, on=["among", *of], how="left", nulls_equal=True)
         .with_columns(
             pl.col("latency", "usual").round().cast(pl.Int64),
             blamed=pl.when(pl.col("ratio") >= SLOWER).then(pl.lit(_blamed(compared), pl.Int32)),
-            lost_per_step=(lost / max(1, steps or 0)).floor().cast(pl.Int64),
+            lost_per_step=(lost // max(1, steps or 0)).cast(pl.Int64),
             step_share=lost / max(1, time or 0),
             at_most=(
                 (pl.col("latency") - pl.col("usual")).clip(0) * pl.col("calls") * present / max(1, steps or 0)
@@ -194,6 +161,23 @@ def _blamed(compared: pl.DataFrame) -> int | None:
     return int(by_rank["members"][0]) if all_slow and by_rank.height == 1 else None
 
 
+def _shortened(among: str) -> str:
+    named = among.split(", ")
+    return ", ".join(named[:MOST_NAMED]) + (", …" if len(named) > MOST_NAMED else "")
+
+
+def _may_be_between_machines(table: pl.DataFrame) -> bool:
+    """Whether all ranks have a slow link and a fast one, as within machines and between them.
+
+    Where ranks run is then not known: where it is, only links of as many machines are compared.
+    """
+    if table["hosts"].count():
+        return False
+    each = table.select(pl.col("among").str.split(", "), slow=pl.col("ratio") >= SLOWER).explode("among")
+    both = each.group_by("among").agg(both=pl.col("slow").any() & ~pl.col("slow").all())
+    return both.height > 2 and bool(both["both"].all())
+
+
 @communication_slow_links.finding(
     name="slow-link",
     verdict=Verdict("Held up by a slow link", "transfer over a slow link"),
@@ -206,15 +190,19 @@ def a_link_is_slow(table: pl.DataFrame) -> Iterator[Finding]:
     # Where most are slow and no rank is to blame, it is the others that are fast.
     if share < WORTH_SAYING or (slow["blamed"].null_count() and 2 * slow.height > table.height):
         return
+    if _may_be_between_machines(table):
+        return
     worst, rank = slow.row(0, named=True), slow["blamed"][0]
-    named = worst["among"].split(", ")
-    among = ", ".join(named[:MOST_NAMED]) + (", …" if len(named) > MOST_NAMED else "")
+    links = [_shortened(among) for among in slow["among"].unique(maintain_order=True)]
+    more = f" and {len(links) - MOST_LINKS} other links" if len(links) > MOST_LINKS else ""
     lost = int(slow["lost_per_step"].sum())
-    who = f"with rank {rank}" if rank is not None else f"among ranks {among}"
+    among = ", and among ".join(links[:MOST_LINKS])
+    who = f"with rank {rank}" if rank is not None else f"among ranks {among}{more}"
+    times = f"{'up to ' if slow.height > 1 else ''}{slow['ratio'].max():.2g} times"
     yield Finding(
         name="slow-link",
         claim=f"Slow transfers {who} cost {milliseconds(lost)} per step ({percent(share, 1)}): they take "
-        f"{worst['ratio']:.2g} times as long as the same among other ranks.",
+        f"{times} as long as the same among other ranks.",
         gain="at most",
         cost_per_step=lost,
         # The longest chain of work passes a transfer once.
