@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lostflops.experiment.proof import parity, starts
+from lostflops.experiment.proof import paired, parity, starts
+from lostflops.experiment.proof.proven import Proven
+from lostflops.experiment.proof.shown import sentences
 from lostflops.experiment.proof.starts import JobStart
+from lostflops.experiment.tune import deciding
 from run_logs import run
 
 FALLING = [6.4 * math.exp(-n / 240) for n in range(120)]
@@ -77,10 +81,29 @@ def test_ranks_are_compared_each_with_its_own(tmp_path: Path) -> None:
     assert parity.losses([a], [a]).parity == "bit-identical"
 
 
-def test_without_losses_nothing_is_said(tmp_path: Path) -> None:
-    a = start(tmp_path / "a", FALLING)
-    assert parity.losses([a], [starts.read(run(tmp_path / "b", [10.0] * 20))]).parity == "unknown"
-    assert parity.losses([], []).parity == "unknown"
+def test_without_losses_nothing_is_said_and_where_the_change_lost_them_that_is_said(tmp_path: Path) -> None:
+    a, none = start(tmp_path / "a", FALLING), starts.read(run(tmp_path / "b", [10.0] * 20))
+    assert parity.losses([none], [none]).parity == parity.losses([], []).parity == "unknown"
+    assert parity.losses([none], [a]).parity == "unknown"
+    lost = parity.losses([a, a], [a, none])
+    assert lost.parity == "untold" and parity.is_bad(lost)
+    estimate = paired.estimate([-0.2, -0.21, -0.19], 0.05)
+    faster = Proven("faster", estimate, 0.01, "95 %", finished=3)
+    assert faster.expected("faster", 0.0) and deciding.decided(faster, "bit-identical")[0]
+    untold = replace(faster, loss=lost)
+    assert not untold.expected("faster", 0.0)
+    assert deciding.decided(untold, "changes convergence") == (
+        False, "taken back: the job tells a loss, and with it tells none",
+    )  # fmt: skip
+
+
+def test_losses_of_unlike_steps_are_not_comparable(tmp_path: Path) -> None:
+    even, odd = (
+        start(tmp_path / name, [x if n % 2 == turn else None for n, x in enumerate(FALLING)])
+        for turn, name in enumerate(("even", "odd"))
+    )
+    found = parity.losses([even], [odd])
+    assert found.parity == "not comparable" and "unlike steps" in sentences.loss(found)
 
 
 def test_peaks_are_equal_by_the_measure_of_each(tmp_path: Path) -> None:

@@ -305,6 +305,46 @@ def test_a_product_of_complex_numbers_computes_four_times_as_much(kind: str, tim
     assert told("model_flops", given, "hardware_flops") == [(flops,)]
 
 
+ROWS, INNER, COLUMNS = (3, 0, 7), 5, 11  # of three groups, the second of which is empty
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([10, 5], [3, 5, 11]),  # the forward pass: rows of one group behind those of the other
+        ([3, 10, 5], [3, 5, 11]),  # groups of as many rows
+        ([11, 10], [10, 5]),  # gradients of the weights: what is summed over belongs to one group
+        ([3, 11, 5], [5, 10]),  # the transposed product: columns of one group behind those of the other
+    ],
+)
+@pytest.mark.parametrize("name", ["aten::_grouped_mm", "aten::_scaled_grouped_mm"])
+def test_each_row_of_a_grouped_product_meets_one_groups_matrix(name: str, one: Any, other: Any) -> None:
+    same = [(10, INNER, COLUMNS)] * 3 if len(one) == len(other) == 3 else [(r, INNER, COLUMNS) for r in ROWS]
+    flops = sum(2 * rows * inner * columns for rows, inner, columns in same)
+    given = step_of(product(name, 0, FP8) | {"shapes": f"[{one},{other}]"})
+    assert told("step_flops", given, "flops", "unknown") == [(flops, 0)]
+    assert told("model_flops", given, "hardware_flops") == [(flops,)]
+    assert told("roofline", given, "flops", "bytes", "bound") == [(flops, None, None)]
+
+
+def test_a_grouped_product_that_calls_a_product_per_group_is_counted_once() -> None:
+    """As on GPUs that have no kernel for it."""
+    outer = product("aten::_grouped_mm", 0, BF16) | {"end": 40, "shapes": "[[10,5],[2,5,11]]"}
+    inner = [
+        product("aten::mm", at, BF16) | {"shapes": f"[[{rows},5],[5,11]]"} for at, rows in ((5, 3), (20, 7))
+    ]
+    given = step_of(*inner) | {"operators": [outer, *inner]}
+    assert told("step_flops", given, "operators", "flops") == [(2, 2 * 10 * 5 * 11)]
+    assert told("model_flops", given, "hardware_flops") == [(2 * 10 * 5 * 11,)]
+
+
+def test_an_element_of_two_fp4_numbers_counts_twice_and_has_no_peak_of_fp8() -> None:
+    types = '["c10::Float4_e2m1fn_x2","c10::Float4_e2m1fn_x2","c10::Float8_e4m3fn"]'
+    given = step_of(product("aten::_scaled_mm", 0, types))
+    ((flops, precision, mfu),) = told("model_flops", given, "hardware_flops", "precision", "mfu")
+    assert (flops, precision, mfu) == (2 * 2 * 2000 * 3000 * 5000, "fp4", None)
+
+
 @pytest.mark.parametrize(
     ("recipe", "option", "value"),
     [

@@ -1,7 +1,8 @@
 """What a remedy runs itself, in the middle of a layer: whoever counts the layer's operators leaves it out.
 
 Selective checkpointing counts operators in the forward and again in the recomputation. How many copies bring
-a streamed layer's weights differs between the two.
+a streamed layer's weights differs between the two; and autocast casts a weight once for as long as it is on,
+so that a second forward finds the cast weight, and its recomputation casts it anew.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, cast
+
+import torch
+
+_CASTS: Any = cast("Any", torch.ops).aten._to_copy.default
 
 
 class _Depth(threading.local):
@@ -31,7 +36,7 @@ def own_operators() -> Generator[None]:
 
 
 def blind_to_own(mode: Any) -> Any:
-    """A dispatch mode that is not shown them any more."""
+    """A dispatch mode that is not shown them any more, nor casts."""
     mode.__class__ = _blind(cast("type[Any]", type(mode)))
     return mode
 
@@ -41,6 +46,8 @@ def _blind(kind: type[Any]) -> type[Any]:
     sees: Any = cast("Any", kind).__torch_dispatch__
 
     def dispatched(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {})) if _depth.value else sees(self, func, types, args, kwargs)
+        if _depth.value or func is _CASTS:
+            return func(*args, **(kwargs or {}))
+        return sees(self, func, types, args, kwargs)
 
     return type(kind.__name__, (kind,), {"__torch_dispatch__": dispatched})

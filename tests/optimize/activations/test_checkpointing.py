@@ -811,6 +811,23 @@ def test_what_streaming_does_is_none_of_the_operators_of_a_layer_that_keeps_its_
             assert equal(gradients_of(model, batch), plain)
 
 
+def test_a_second_forward_under_one_autocast_finds_weights_that_are_cast_already() -> None:
+    """As where a policy sees what was chosen, then what was rejected: its recomputation casts them anew."""
+    torch.manual_seed(0)
+    model, batch = tiny_models.transformer(), tiny_models.transformer_batch()
+
+    def gradients() -> list[Any]:
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = (model(batch) - model(batch.flip(0))).float().square().mean()
+        loss.backward()
+        return [p.grad for p in model.parameters()]
+
+    plain = gradients()
+    with optimize.checkpoint(model):
+        assert all(map(torch.equal, gradients(), plain))
+
+
 def test_a_copy_of_a_model_under_two_remedies_runs_its_own_layers() -> None:
     """The second replaces a forward that the first has put there."""
     model, batch = tiny_models.lora(), tiny_models.llama_batch()

@@ -399,6 +399,34 @@ def test_a_hook_that_changed_something_and_is_gone_before_the_backward_is_refuse
             loss.backward()
 
 
+def test_hooks_on_all_modules_are_those_of_the_forward() -> None:
+    def gradients_of(removed: bool, checkpointed: bool) -> Any:
+        model = SteeredBy()
+        handles: list[Any] = []
+
+        def hook(module: Any, args: Any, y: Any) -> Any:
+            return 2 * y if isinstance(module, nn.Linear) else None
+
+        if removed:
+            handles.append(torch.nn.modules.module.register_module_forward_hook(hook))
+        if checkpointed:
+            optimize.checkpoint(model, layers=list(model.layers)[:3], keep=(), verify=None)
+        loss = model(torch.ones(8, SIDE)).square().mean()
+        if removed:
+            handles.pop().remove()
+        else:  # one that has come since is left out
+            handles.append(torch.nn.modules.module.register_module_forward_hook(hook))
+        try:
+            loss.backward()
+        finally:
+            [handle.remove() for handle in handles]
+        return [p.grad.tolist() for p in model.parameters() if p.grad is not None]
+
+    assert gradients_of(removed=False, checkpointed=True) == gradients_of(removed=False, checkpointed=False)
+    with pytest.raises(Refused, match=r"a hook inside .* was removed between"):
+        gradients_of(removed=True, checkpointed=True)
+
+
 def test_modules_that_have_come_to_a_layer_are_watched_too() -> None:
     model = SteeredBy()
     optimize.checkpoint(model, layers=list(model.layers)[:3], keep=())

@@ -15,8 +15,9 @@ import numpy as np
 from .starts import JobStart
 
 LossClass = Literal[
-    "bit-identical", "rounding", "close", "apart", "diverged", "not finite", "not comparable", "unknown"
-]
+    "bit-identical", "rounding", "close", "apart", "diverged", "not finite", "not comparable", "untold",
+    "unknown",
+]  # fmt: skip
 ROUNDING = 0.001
 CLOSE = 0.01
 OTHER_SEEDS = 0.005  # of the same command: other seeds differ by 0.6 to 0.9 % in their worst window
@@ -37,9 +38,13 @@ class LossParity:
 def losses(before: Sequence[JobStart], after: Sequence[JobStart]) -> LossParity:
     """The losses of pairs: the first start of one side with the first of the other, and so on."""
     told = [[start.losses() for start in side] for side in (before, after)]
+    if any(a and not b for a, b in zip(*told, strict=False)):
+        return LossParity("untold")
     pairs = [_aligned(a, b) for a, b in zip(*told, strict=False)]
-    if not pairs or any(not len(steps) for steps, _, _ in pairs):
+    if not pairs or not all(told[0][: len(pairs)]):
         return LossParity("unknown")
+    if any(not len(steps) for steps, _, _ in pairs):
+        return LossParity("not comparable")
     if any(a.shape != b.shape for _, a, b in pairs):
         return LossParity("not comparable", len(pairs[0][0]))
     length = min(len(steps) for steps, _, _ in pairs)
@@ -153,4 +158,4 @@ def memory(before: Sequence[JobStart], after: Sequence[JobStart]) -> list[Memory
 
 def is_bad(found: LossParity) -> bool:
     """Whether a gain must not be told without it."""
-    return found.parity in ("apart", "diverged", "not finite")
+    return found.parity in ("apart", "diverged", "not finite", "untold")

@@ -104,9 +104,9 @@ class Proven:
     def expected(self, wanted: str, at_most: float) -> bool:
         """Whether `faster`, or `not-slower` by more than the share `at_most`, is shown.
 
-        A change after which the loss is no number any more has shown nothing.
+        A change after which the loss is no number any more, or is not told any more, has shown nothing.
         """
-        if self.loss.parity == "diverged":
+        if self.loss.parity in ("diverged", "untold"):
             return False
         if wanted == "faster":
             return self.verdict == "faster"

@@ -28,6 +28,8 @@ def decided(found: Proven, safety: Safety) -> tuple[bool, str]:
     parity = found.loss.parity
     if parity in ("diverged", "not finite"):
         return False, f"taken back: the loss is {SAID[parity]}, from step {found.loss.first} on"
+    if parity == "untold":
+        return False, "taken back: the job tells a loss, and with it tells none"
     if found.verdict == "slower":
         return False, f"taken back: steps take {_share(found)} more time"
     if found.verdict == "no difference":

@@ -25,6 +25,18 @@ def _product(shapes: Shapes, first: int) -> int:
     return 2 * prod(one) * other[-1]
 
 
+def _grouped(shapes: Shapes) -> int:
+    """Of the products of all groups. Rows (or what is summed over) lie one group behind the other: of inputs
+    [rows, inner] and [groups, inner, columns] each row meets one group's matrix."""
+    one, other = shapes[:2]
+    if not {len(one), len(other)} <= {2, 3} or one[-1] != other[-2]:
+        raise ValueError(shapes)
+    if len(one) == len(other) == 3 and one[0] != other[0]:
+        raise ValueError(shapes)
+    of_each_column = one[-2:] if len(other) == 2 else one
+    return 2 * prod(of_each_column) * other[-1]
+
+
 def _attention(shapes: Shapes, first: int, products: int) -> int:
     """Of scaled dot products of queries, keys and values as [batch, heads, length, width], without a mask."""
     query, key, value = shapes[first : first + 3]
@@ -43,11 +55,18 @@ ATTENTION = {
     )
 }
 BACKWARD = {f"{name}_backward": inner.replace("forward", "backward") for name, inner in ATTENTION.items()}
+# Where a GPU has no kernel for them they call a product per group, which is counted: they themselves do
+# where they launch.
+GROUPED = frozenset({
+    "aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2",
+})  # fmt: skip
 # What each counts, from the shapes of its inputs. Operators that only call these are not here.
 FLOPS: Mapping[str, Callable[[Shapes], int]] = {
     "aten::mm": lambda shapes: _product(shapes, 0),
     "aten::bmm": lambda shapes: _product(shapes, 0),
     "aten::_scaled_mm": lambda shapes: _product(shapes, 0),
+    "aten::_scaled_mm_v2": lambda shapes: _product(shapes, 0),
+    **dict.fromkeys(GROUPED, _grouped),
     "aten::addmm": lambda shapes: _product(shapes, 1),
     "aten::baddbmm": lambda shapes: _product(shapes, 1),
     **dict.fromkeys(ATTENTION, lambda shapes: _attention(shapes, 0, 2)),
@@ -59,6 +78,7 @@ FLASH = "aten::_flash_attention_forward"
 # Of complex numbers a multiplication is 6 operations and an addition 2 (LAPACK Working Note 41), where each
 # is one of real numbers. The profiler calls their type `c10::complex<float>`.
 COMPLEX, PER_REAL = "c10::complex<", 4
+PAIRS = "c10::Float4_e2m1fn_x2"  # two numbers in an element, along what is summed over
 
 # FLOPs, or bytes, of a call: minutes on any GPU, so shapes that say more are damaged. Sums fit in 64 bits.
 MOST = 10**17
@@ -133,7 +153,11 @@ def step_flops(operators: Operators, kernels: Kernels) -> pl.LazyFrame:
         .agg(_calls=pl.len())
         .collect()
     )
-    asked = kinds.filter(name.is_in(list(FLOPS)))
+    by = pl.col("operator").cast(pl.String)
+    grouped = kernels.select("rank", name=by).filter(name.is_in(GROUPED)).unique().collect()
+    asked = kinds.filter(name.is_in(list(FLOPS))).filter(
+        ~name.is_in(GROUPED) | pl.struct("rank", name).is_in(grouped.to_struct("_").implode())
+    )
     each = [flops_of(*row) for row in asked.select("name", "shapes", "dtypes").iter_rows()]
     counted = asked.with_columns(_flops=pl.Series(each, dtype=pl.Float64))
     told = pl.col("_flops").is_not_null()
@@ -142,7 +166,7 @@ def step_flops(operators: Operators, kernels: Kernels) -> pl.LazyFrame:
         unknown=pl.col("_calls").filter(~told).sum().cast(pl.Int64),
         flops=(pl.col("_flops") * pl.col("_calls")).sum().round().cast(pl.Int64),
     )
-    length, by = pl.col("end") - pl.col("start"), pl.col("operator").cast(pl.String)
+    length = pl.col("end") - pl.col("start")
     known = launch_counted(dict(kinds.group_by("name").agg(pl.col("_calls").sum()).iter_rows()))
     work = (
         kernels.filter(pl.col("family").cast(pl.String).is_in(MATRIX_WORK))
@@ -164,9 +188,8 @@ def launch_counted(calls: Mapping[str, int]) -> list[str]:
 def flops_of(name: str, shapes: str | None, dtypes: str | None) -> float | None:
     """FLOPs of one call, on real numbers; None for another operator, and where its shapes do not tell."""
     try:
-        found = float(FLOPS[name](json.loads(shapes or "[]"))) * (
-            PER_REAL if COMPLEX in (dtypes or "") else 1
-        )
+        each = PER_REAL if COMPLEX in (dtypes or "") else 2 if PAIRS in (dtypes or "") else 1
+        found = float(FLOPS[name](json.loads(shapes or "[]"))) * each
     except (KeyError, ValueError, IndexError, TypeError, OverflowError, RecursionError):
         return None
     return found if 0 <= found <= MOST else None

@@ -10,7 +10,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.finding import percent
 from lostflops.naming.cards import peak
-from lostflops.recipes.compute.flops import FLOPS, MATRIX_WORK, flops_of, launch_counted
+from lostflops.recipes.compute.flops import FLOPS, GROUPED, MATRIX_WORK, flops_of, launch_counted
 from lostflops.recipes.operators.traffic import precision_of
 
 # Of the matrix work's time so much must have FLOPs that are known, and be of one precision where only the
@@ -79,12 +79,13 @@ def _of_rank(rows: pl.DataFrame, matrix: pl.DataFrame, causal: bool) -> Work:
     time, in_steps = (int(matrix[c].sum()) for c in ("time", "in_steps"))
     again = (pl.col("phase") == "backward") & pl.col("name").is_in(FORWARD_NAMES)
     usual, work, missing = _usual(matrix), Work(), 0
+    only_call = GROUPED.difference(matrix["operator"])
     totals = dict[str | None, float]()
     for name, shapes, dtypes, said, phase, calls, device, inside in rows.select(
         *KINDS[1:], "calls", "device_total", "in_steps"
     ).iter_rows():
         share = (inside / device if device else 0.0) if launched else in_steps / time if time else 0.0
-        if name not in FLOPS or not share:
+        if name not in FLOPS or name in only_call or not share:
             continue
         each = flops_of(name, shapes, dtypes)
         if each is None:

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, cast
 
-from lostflops.recipes.compute.flops import BACKWARD, FLOPS, MOST
+from lostflops.recipes.compute.flops import BACKWARD, FLOPS, GROUPED, MOST, PAIRS
 
 SIZES = {
     "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "long": 8, "int": 4,
     "short int": 2, "signed char": 1, "unsigned char": 1, "bool": 1, "c10::Float8_e4m3fn": 1,
-    "c10::Float8_e5m2": 1, "c10::Float8_e4m3fnuz": 1, "c10::Float8_e5m2fnuz": 1,
+    "c10::Float8_e5m2": 1, "c10::Float8_e4m3fnuz": 1, "c10::Float8_e5m2fnuz": 1, "c10::Float8_e8m0fnu": 1,
+    PAIRS: 1,
 }  # fmt: skip
 # A matrix product of these computes in them. One of floats may use tf32: its kernel says which.
-PRECISIONS = {"c10::Half": "fp16", "c10::BFloat16": "bf16", "double": "fp64"} | {
+PRECISIONS = {"c10::Half": "fp16", "c10::BFloat16": "bf16", "double": "fp64", PAIRS: "fp4"} | {
     name: "fp8" for name in SIZES if "Float8" in name
 }
 # Each reads its inputs and writes as much as they are broadcast to.
@@ -41,6 +42,8 @@ Tensors = list[tuple[list[int], int]]
 def bytes_of(name: str, shapes: str | None, dtypes: str | None) -> int | None:
     """Bytes that one call at least reads and writes; None where shapes and types do not tell."""
     if name not in FLOPS and name not in ELEMENTWISE and name not in READS:
+        return None
+    if name in GROUPED:  # a group without rows reads nothing
         return None
     tensors = _tensors(shapes, dtypes)
     if not tensors:

@@ -126,7 +126,8 @@ def run(given: Namespace) -> None:
     if not found.finished or (found.stopped and found.low is None):
         raise SystemExit(NOT_MEASURED)
     if given.expect and not found.expected(given.expect, at_most):
-        why = ": the loss diverged" if found.loss.parity == "diverged" else ""
+        whys = {"diverged": ": the loss diverged", "untold": ": no loss is told after the change"}
+        why = whys.get(found.loss.parity, "")
         print(f"lostflops: --expect {given.expect} is not shown{why}", file=sys.stderr)
         raise SystemExit(NOT_SHOWN)
 

@@ -120,12 +120,16 @@ def loss(found: LossParity) -> str:
         case "not finite":
             return f"LOSS NOT FINITE before the change already, from step {found.first} on."
         case "not comparable":
+            if not found.steps:
+                return "Loss not comparable: the two sides tell it of unlike steps."
             if found.noise is None:
                 return "Loss not comparable: the two sides tell it on unlike ranks."
             return (
                 f"Loss not comparable: starts of the same command differ by {percent(found.noise)} in their "
                 "worst window. Set the seed and the order of the data."
             )
+        case "untold":
+            return "LOSS NOT TOLD after the change, and told before it: nothing says what training came to."
         case "unknown":
             return "Loss not compared: call `lostflops.log(loss=...)` once per step, and a proof compares it."
 

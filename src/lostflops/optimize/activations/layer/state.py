@@ -71,8 +71,9 @@ class LayerState:
         self._parameters: list[Place] = [place["_parameters"] for place in self._attributes]
         self._modules: list[Place] = [place["_modules"] for place in self._attributes]
         self._had_modules = [place.copy() for place in self._modules]
-        # Those of the layer itself run around what is computed again.
+        # Those of the layer itself run around what is computed again; those of all modules run inside, too.
         self._hooks: list[Hooks] = [place[kind] for place in self._attributes[1:] for kind in KINDS]
+        self._hooks += [getattr(torch.nn.modules.module, f"_global{kind}") for kind in KINDS]
         self._by_fsdp = set(_by_fsdp(modules))
         self._keys: list[frozenset[str]] = [frozenset()] * len(self._places)
 
