@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import lostflops
 from lostflops.errors import LostflopsError, NotATrace, Truncated
 from lostflops.export.formats.perfetto import wire as writing
-from lostflops.ingest.begun_and_ended import BEGIN, END, matched
 from lostflops.ingest.perfetto import wire
+from lostflops.ingest.times.begun_and_ended import BEGIN, END, matched
 from same_tables import differences
 from stored_runs import made
 

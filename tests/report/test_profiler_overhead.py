@@ -8,7 +8,12 @@ import polars as pl
 import pytest
 
 from lostflops.finding import Finding
-from lostflops.report.first_page.notes.profiler_overhead import AT_WORK, profiler_at_work, with_profiler
+from lostflops.report.first_page.notes.profiler_overhead import (
+    AT_WORK,
+    own_work,
+    profiler_at_work,
+    with_profiler,
+)
 
 ROW = {"rank": 0, "domain": "overhead", "name": "Buffer Flush"}
 STEPS = pl.DataFrame(
@@ -22,7 +27,7 @@ GAPS = pl.DataFrame(
 
 def told(*spans: tuple[int, int], name: str = "Buffer Flush") -> list[str]:
     rows = pl.DataFrame([{**ROW, "name": name, "start": start, "end": end} for start, end in spans])
-    return [*profiler_at_work(rows.lazy(), GAPS, STEPS)]
+    return [*profiler_at_work(own_work(rows.lazy()), GAPS, STEPS)]
 
 
 def test_idle_time_in_which_the_profiler_works_is_told_per_step() -> None:

@@ -18,13 +18,13 @@ from lostflops.naming.host_causes import cause_of, causes_of
 from lostflops.recipes.communication.transfers import lengthened
 from lostflops.recipes.compute.flops import FLOPS, flops_of
 from lostflops.recipes.compute.work import executions
+from lostflops.recipes.idle.gaps import between_nodes
 from lostflops.recipes.steps.two_kinds import slow_steps
 from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
 from .declared import remedies
-from .idle.graphs import between_nodes
 from .names import bytes_of
 from .purposes import (
     CALLED,

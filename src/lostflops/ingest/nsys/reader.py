@@ -32,9 +32,8 @@ from lostflops.ingest.nsys.nvtx import Nvtx, nvtx
 from lostflops.ingest.nsys.private import PRIVATE
 from lostflops.ingest.nsys.rows import fitting, near
 from lostflops.ingest.nsys.target import Devices, NsysRecording, TargetGpu, mpi_ranks, recording
-from lostflops.ingest.one_of_several import of_device
+from lostflops.ingest.one_of_several import OnGpu, of_device, ranks
 from lostflops.ingest.part import Part, write_tables
-from lostflops.ingest.shared_gpu import OnGpu, ranks
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.naming.classification import kernel_facts
 from lostflops.store.trace import ONE_PER_DEVICE, Quality

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from lostflops.ingest.begun_and_ended import matched
 from lostflops.ingest.perfetto.wire import (
     PADDING,
     Bytes,
@@ -21,6 +20,7 @@ from lostflops.ingest.perfetto.wire import (
     packets,
     texts,
 )
+from lostflops.ingest.times.begun_and_ended import matched
 
 # Fields as Perfetto's schema numbers them, and ours: see the export's encoder.
 TIMESTAMP, SEQUENCE, EVENT, INTERNED, NOTE, COMPRESSED = 8, 10, 11, 12, 100_001, 50

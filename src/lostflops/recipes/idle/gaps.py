@@ -182,3 +182,15 @@ def one_gap_is_most(table: pl.DataFrame) -> Iterator[Finding]:
             else ACCOUNTS[gap["cause"]].remedy,
             doubt="" if known else "the GPU may have been busy with work that was not recorded",
         )
+
+
+def between_nodes(stretches: pl.DataFrame, kernels: pl.LazyFrame, counted: pl.DataFrame) -> int:
+    """How long the device pauses before a kernel of a launch that has run another one, ns in all.
+
+    `stretches` is the table of `idle_causes`, `counted` has rank and step of the steps that count.
+    """
+    launched = kernels.filter(pl.col("correlation").fill_null(0) != 0).select("rank", "start", "correlation")
+    later = launched.filter(pl.col("start") > pl.col("start").min().over("rank", "correlation"))
+    pauses = stretches.filter(account="idle.dependency").join(counted, on=["rank", "step"], how="semi").lazy()
+    ended = pauses.join(later, left_on=["rank", "end"], right_on=["rank", "start"], how="semi")
+    return int(ended.select((pl.col("end") - pl.col("start")).sum()).collect().item())

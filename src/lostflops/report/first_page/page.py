@@ -25,7 +25,7 @@ from .budget import Budget, budget
 from .moments import Moments, moments
 from .notes.lost_work import doubted, lost_work
 from .notes.of_one_run import OF_OTHER_TIMES, of_other_runs, of_other_times
-from .notes.profiler_overhead import profiler_at_work, with_profiler
+from .notes.profiler_overhead import own_work, profiler_at_work, with_profiler
 from .notes.shared_gpu import shared
 from .notes.step_kinds import of_two_kinds
 from .pipeline import Pipeline, pipeline
@@ -251,11 +251,11 @@ def _kept_notes(session: Session, name: str, told: Callable[[], Iterator[str]]) 
 
 
 def _profiler(trace: Trace, session: Session, steps: pl.DataFrame, counting: pl.DataFrame) -> Iterator[str]:
-    gaps = _asked(session, "idle_gaps").get("idle_gaps")
+    rows = own_work(trace.table("ranges"))
+    gaps = _asked(session, "idle_gaps").get("idle_gaps") if rows.height else None
     if gaps is not None:
         known = steps.join(counting.with_columns(counted=pl.lit(True)), on=["rank", "step"], how="left")
-        told = known.with_columns(pl.col("counted").fill_null(False))
-        yield from profiler_at_work(trace.table("ranges"), gaps.table, told)
+        yield from profiler_at_work(rows, gaps.table, known.with_columns(pl.col("counted").fill_null(False)))
 
 
 def _other_runs(trace: Trace, session: Session, run: Run, counted: pl.DataFrame) -> Iterator[str]:

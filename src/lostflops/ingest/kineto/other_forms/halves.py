@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lostflops.ingest.begun_and_ended import BEGIN, END, matched
 from lostflops.ingest.kineto.events import Args, Event
+from lostflops.ingest.times.begun_and_ended import BEGIN, END, matched
 from lostflops.ingest.times.microseconds import nanoseconds
 
 KINDS = {"B": BEGIN, "E": END}

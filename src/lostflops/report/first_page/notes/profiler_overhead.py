@@ -18,16 +18,18 @@ IN_STEP = "In step "
 AT_WORK = "The profiler itself is at work in much of this time, and may be all that is the matter."
 
 
-def profiler_at_work(ranges: pl.LazyFrame | None, gaps: pl.DataFrame, steps: pl.DataFrame) -> Iterator[str]:
-    """`gaps` has rank, step, start and end of idle time, `steps` those of the steps, and whether each is
-    `counted`."""
-    if ranges is None or gaps.is_empty():
-        return
+def own_work(ranges: pl.LazyFrame | None) -> pl.DataFrame:
+    """When the profiler itself was at work: rank, start, end, name."""
+    if ranges is None:
+        return pl.DataFrame(schema={"rank": pl.Int32, "start": pl.Int64, "end": pl.Int64, "name": pl.String})
     name = pl.col("name").cast(pl.String)
     own = ranges.filter(pl.col("domain").cast(pl.String) == "overhead", name.is_in(OWN))
-    rows = own.select("rank", "start", "end", name).collect()
-    if rows.is_empty():
-        return
+    return own.select("rank", "start", "end", name).collect()
+
+
+def profiler_at_work(rows: pl.DataFrame, gaps: pl.DataFrame, steps: pl.DataFrame) -> Iterator[str]:
+    """`rows` are those of `own_work`, `gaps` has rank, step, start and end of idle time, `steps` those of the
+    steps, and whether each is `counted`."""
     spans = intervals.union(rows.lazy(), ["rank"])
     idle = intervals.inside(gaps.lazy(), spans, {"ns": pl.lit(True)}).collect()
     each = idle.group_by("rank", "step").agg(pl.col("ns").sum())
