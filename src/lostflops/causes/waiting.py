@@ -292,7 +292,8 @@ def _not_matched(given: Given) -> str:
     on = given.ledger.group_by("step").agg(pl.col("rank").n_unique())["rank"]
     table, why = given.table("communication_wait"), "ranks recorded other steps"
     if table is not None and (on == len(given.steps)).any():
-        why = table["unmatched_reason"].drop_nulls().mode().sort().first() or why
+        reasons: list[str] = table["unmatched_reason"].drop_nulls().mode().sort().to_list()
+        why = reasons[0] if reasons else why
     return f"Most collectives could not be matched: {why.replace('its ', 'their ', 1)}."
 
 
