@@ -88,7 +88,7 @@ MADE = (
 
 
 def test_what_a_change_would_break_is_left_alone() -> None:
-    """Samplers that are asked ahead go on elsewhere after a checkpoint; a static graph has to be seen sent."""
+    """Samplers that are asked ahead go on elsewhere after a checkpoint; a static graph has to be sent."""
 
     class Dataset: ...
 

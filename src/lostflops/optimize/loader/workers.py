@@ -549,8 +549,8 @@ class _Tuning:
             say(f"{what}, so {chosen} workers give the same random numbers. Seed it in worker_init_fn")
         if chosen > self.loader.num_workers and self.keep_order and self.order and self.order.own_random:
             say(
-                f"{self.order.own_random} draws for the next epoch when workers, {chosen * self.ready} batches "
-                "ahead, reach this one's end: a loop that breaks off there shuffles the next one otherwise, "
+                f"{self.order.own_random} draws for the next epoch when workers, {chosen * self.ready} "
+                "batches ahead, reach this one's end: a loop that breaks off there shuffles the next one otherwise, "
                 "also behind the last batch. Go on until the loader ends (`for batch in loader`), or seed it "
                 "in each epoch"
             )
