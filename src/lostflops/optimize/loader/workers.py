@@ -550,9 +550,9 @@ class _Tuning:
         if chosen > self.loader.num_workers and self.keep_order and self.order and self.order.own_random:
             say(
                 f"{self.order.own_random} draws for the next epoch when workers, {chosen * self.ready} "
-                "batches ahead, reach this one's end: a loop that breaks off there shuffles the next one otherwise, "
-                "also behind the last batch. Go on until the loader ends (`for batch in loader`), or seed it "
-                "in each epoch"
+                "batches ahead, reach this one's end: a loop that breaks off there shuffles the next one "
+                "otherwise, also behind the last batch. Go on until the loader ends (`for batch in loader`), "
+                "or seed it in each epoch"
             )
         longer = self._chosen(rows, chosen, starting=False)
         if longer > chosen:
