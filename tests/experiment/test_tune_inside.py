@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from lostflops.experiment.proof import starts
 from lostflops.experiment.proof.running import command
 from lostflops.experiment.tune import changes
 from lostflops.experiment.tune.changes import AppliedChange
+from lostflops.experiment.tune.injected.lostflops_tuner import gradients, loader
 
 pytest.importorskip("torch", reason="pip install torch")
 
@@ -82,6 +85,33 @@ MADE = (
     AppliedChange("tf32"),
     AppliedChange("pinned-copies"),
 )
+
+
+def test_what_a_change_would_break_is_left_alone() -> None:
+    """Samplers that are asked ahead go on elsewhere after a checkpoint; a static graph has to be sent."""
+
+    class Dataset: ...
+
+    class Loader:
+        def __init__(self, dataset: Any, **given: Any) -> None:
+            self.given = given
+
+    noted: list[str] = []
+    torchs = SimpleNamespace(DataLoader=Loader, IterableDataset=type("IterableDataset", (), {}))
+    loader.workers(torchs, noted.append, workers=2)
+    resumes = SimpleNamespace(state_dict=dict)
+    for given in ({"sampler": resumes}, {"batch_sampler": SimpleNamespace(sampler=resumes)}):
+        assert Loader(Dataset(), **given).given == given
+    assert Loader(Dataset(), sampler=[1]).given["num_workers"] == 2 and noted == ["num_workers 0 -> 2"]
+
+    class Parallel:
+        static_graph, require_backward_grad_sync = True, True
+
+        def forward(self) -> bool:
+            return self.require_backward_grad_sync
+
+    gradients.sent_once(SimpleNamespace(DistributedDataParallel=Parallel), noted.append, passes=2)
+    assert [Parallel().forward() for _ in range(2)] == [True, True] and len(noted) == 1
 
 
 def test_every_change_is_made_to_a_job_that_knows_nothing_of_it(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from lostflops import optimize
 from lostflops.optimize.device import host_share
 from lostflops.optimize.loader import workers as data_loader
 from lostflops.optimize.loader.batches import SampleOrder, made
+from lostflops.optimize.loader.load_time import LoadTime
 from lostflops.optimize.loader.own_state import changed, own_state
 from lostflops.optimize.loader.workers import Candidate, predicted_seconds, workers_wanted
 
@@ -326,6 +327,26 @@ def test_an_epochs_own_shuffle_is_no_state_that_goes_on() -> None:
         order = SampleOrder(DataLoader(Drawing(), 4, sampler=sampler))
         order.next(25)  # into the third epoch
         assert order.counts == ""
+
+
+def test_a_sampler_that_draws_at_an_epochs_end_is_told_of_for_loops_that_break_off_there() -> None:
+    def loader() -> DataLoader[Any]:
+        own = torch.Generator().manual_seed(1)
+        return DataLoader(Drawing(), 4, sampler=RandomSampler(Drawing(), generator=own))
+
+    def by_number(loader: DataLoader[Any]) -> list[list[int]]:
+        """Epochs of just as many batches as there are."""
+        return [[int(x) for b in itertools.islice(loader, len(loader)) for x in b] for _ in range(2)]
+
+    assert by_number(made(loader(), num_workers=1)) != by_number(loader())
+    assert epochs(made(loader(), num_workers=1)) == epochs(loader())
+    order = SampleOrder(loader())
+    assert order.own_random == "sampler.sampler.generator" and not order.counts
+    assert not SampleOrder(DataLoader(Drawing(), 4, shuffle=True)).own_random
+    tuning = data_loader._Tuning(loader(), time.perf_counter(), 1, 8, True)
+    load = LoadTime(8, 1.0, 0.0, 0.25, 0.25, 0.0, 0.0, 1.0, 0, 0)
+    tuning._say((), load, 0.1, (), 2, 4)
+    assert any("generator draws for the next epoch when workers, 4 batches ahead" in n for n in tuning.notes)
 
 
 class Keeping(Sleeping):

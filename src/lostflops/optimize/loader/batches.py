@@ -39,6 +39,9 @@ class SampleOrder:
         # Both behind an epoch's first batch, and before its end.
         self.draws = False  # from Python's, NumPy's or torch's random numbers
         self.counts = ""  # what of the sampler's own state changes as it is asked
+        # Random numbers that it has for itself: a shuffle that ends draws from them for the next epoch.
+        kinds = own_state(sampler=self._sampler).items()
+        self.own_random = next((path for path, (kind, _) in kinds if kind == "random"), "")
         self._watched = 0
         self.length: int | None = None
         with suppress(TypeError, NotImplementedError):

@@ -160,6 +160,9 @@ def tune_loader(
     of order where their times vary, workers that live on after an epoch (torch then draws one random
     number less per epoch, so later epochs are shuffled differently), several workers for an iterable dataset,
     and another number of them where the dataset, `collate_fn` or sampler has a state that batches depend on.
+    Workers ask for batches ahead, which two loops may see: one that draws random numbers between
+    `iter(loader)` and its first batch, and one that breaks off where no more than `num_workers` times
+    `prefetch_factor` batches of an epoch are left, with a sampler that has random numbers of its own.
 
     The loader is not iterated: its sampler is copied, and Python's, NumPy's and torch's random numbers are
     afterwards as before. A dataset or `collate_fn` that making a batch changes is read in workers only.
@@ -544,6 +547,13 @@ class _Tuning:
             )
         if chosen > 1 and not self.stays and (what := self._counts(seen)):
             say(f"{what}, so {chosen} workers give the same random numbers. Seed it in worker_init_fn")
+        if chosen > self.loader.num_workers and self.keep_order and self.order and self.order.own_random:
+            say(
+                f"{self.order.own_random} draws for the next epoch when workers, {chosen * self.ready} "
+                "batches ahead, reach this one's end: a loop that breaks off there shuffles the next one "
+                "otherwise, also behind the last batch. Go on until the loader ends (`for batch in loader`), "
+                "or seed it in each epoch"
+            )
         longer = self._chosen(rows, chosen, starting=False)
         if longer > chosen:
             say(

@@ -30,6 +30,7 @@ def sent_once(module: Any, note: Note, passes: int) -> None:
     """Of so many micro-batches per step, the last one sends the gradients, of each model by itself.
 
     A step that was made of another number of them would use gradients that were not sent: it is an error.
+    A static graph is left alone: DDP learns it from a first pass that sends, and asserts or hangs without.
     """
     cls = module.DistributedDataParallel
     forward = cls.forward
@@ -39,6 +40,8 @@ def sent_once(module: Any, note: Note, passes: int) -> None:
     @functools.wraps(forward)
     def changed(self: Any, *args: Any, **given: Any) -> Any:
         nonlocal armed
+        if getattr(self, "static_graph", False):
+            return forward(self, *args, **given)
         if not armed:  # optimizers are not there yet when DDP is imported
             sys.modules["torch.optim.optimizer"].register_optimizer_step_pre_hook(before_step)
             armed = True

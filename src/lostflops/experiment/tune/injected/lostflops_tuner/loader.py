@@ -14,7 +14,8 @@ def workers(module: Any, note: Note, workers: int) -> None:
     """Loaders of a data set with an order get so many worker processes, where they have fewer.
 
     The others are left alone: an `IterableDataset` that does not shard by worker would repeat its data. So
-    are samplers that are their own iterator: workers ask ahead, and a loop that breaks off skips batches.
+    are samplers that are their own iterator, or have a state that is saved: workers ask ahead, and a loop
+    that breaks off, or goes on from a checkpoint, skips batches.
     Workers start in each epoch: where they live on, torch draws one number less and shuffles otherwise.
     """
 
@@ -22,7 +23,9 @@ def workers(module: Any, note: Note, workers: int) -> None:
         has = given.get("num_workers", 0)
         if isinstance(dataset, module.IterableDataset) or has >= workers:
             return
-        if any(hasattr(given.get(name), "__next__") for name in ("sampler", "batch_sampler")):
+        samplers = [given.get(name) for name in ("sampler", "batch_sampler")]
+        samplers.append(getattr(samplers[1], "sampler", None))
+        if any(hasattr(one, name) for one in samplers for name in ("__next__", "state_dict")):
             return
         given["num_workers"] = workers
         note(f"num_workers {has} -> {workers}")
