@@ -11,7 +11,8 @@ import polars as pl
 import pytest
 
 import lostflops
-from lostflops.causes.given import WORK, Given, has_stages
+from lostflops.causes.between_ranks.computed import WORK
+from lostflops.causes.given import Given, has_stages
 from lostflops.causes.longer_compute import mostly, slower_compute
 from lostflops.report.first_page.page import Page
 from made_runs import MS, THREAD, Job, Work, made

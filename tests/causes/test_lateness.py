@@ -9,7 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from lostflops.causes.given import NAMES, WORK, Given
+from lostflops.causes.between_ranks.computed import WORK
+from lostflops.causes.given import NAMES, Given
 from lostflops.causes.idle.named import names_of
 from lostflops.causes.lateness import (
     SYNCHRONISING,

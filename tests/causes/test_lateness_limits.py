@@ -9,7 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from lostflops.causes.given import NAMES, WORK, Given, has_stages
+from lostflops.causes.between_ranks.computed import WORK
+from lostflops.causes.given import NAMES, Given, has_stages
 from lostflops.causes.lateness import (
     LateTogether,
     _alone,  # pyright: ignore[reportPrivateUsage]

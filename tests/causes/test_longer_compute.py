@@ -9,7 +9,8 @@ import polars as pl
 import pytest
 
 import lostflops
-from lostflops.causes.given import WORK, Given
+from lostflops.causes.between_ranks.computed import WORK
+from lostflops.causes.given import Given
 from lostflops.causes.longer_compute import has_experts, of_experts, slower_compute
 from lostflops.tables import TABLES
 from lostflops.testing import example_table

@@ -16,14 +16,12 @@ from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, percent
 from lostflops.naming.host_causes import cause_of, causes_of
 from lostflops.recipes.communication.transfers import lengthened
-from lostflops.recipes.compute.flops import FLOPS, flops_of
-from lostflops.recipes.compute.work import executions
 from lostflops.recipes.idle.gaps import between_nodes
-from lostflops.recipes.steps.two_kinds import slow_steps
 from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
+from .between_ranks.computed import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
 from .declared import remedies
 from .names import bytes_of
 from .purposes import (
@@ -41,15 +39,10 @@ from .purposes import (
 from .purposes import SIZED as OF_SIZE
 
 NAMES = pl.Schema({"rank": pl.Int32, "account": pl.String, "name": pl.String, "ns": pl.Int64})
-WORK = pl.Schema(
-    {"rank": pl.Int32, "family": pl.String, "kernel": pl.String, "calls": pl.Int64, "time": pl.Int64}
-)
-PACES = pl.Schema({**WORK, "slow": pl.Boolean})
 WAITED = pl.Schema(
     {"rank": pl.Int32, "on": pl.Int32, "account": pl.String, "in_pair": pl.Boolean, "time": pl.Int64}
 )
 SAVING = pl.Schema({"rank": pl.Int32, "step": pl.Int64, "ns": pl.Int64, "name": pl.String})
-ASKED = pl.Schema({"rank": pl.Int32, "flops": pl.Float64})
 PURPOSES, TOTAL = pl.Schema({"purpose": pl.String, "ns": pl.Int64}), pl.Schema({"ns": pl.Int64})
 RANKS = pl.Schema({"rank": pl.Int32})
 WINDOW = ("rank", "start", "end")
@@ -60,7 +53,6 @@ OTHER_HOST = "idle.other_host_work"
 BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
 BESIDE = pl.Schema({"rank": pl.Int32, "name": pl.String, "time": pl.Int64, "pauses": pl.Int64})
 LONG = 1_000_000  # ns: a framework takes microseconds between two operators
-SIZED = "|"  # between a kernel's name and its size
 BESIDE_FROM = 0.1  # of the steps: pauses of so much are held against other threads
 MOST_PROOFS = 5  # names of one kind that are looked at
 COMMUNICATION = ("communication.wait", "communication.transfer", "communication.exposed")
@@ -323,9 +315,9 @@ def gather(
         names=folded("names", NAMES, lambda: _names(trace, session, counted)),
         # Beside the names, as long as what both read is there.
         beside=folded("beside", BESIDE, lambda: _beside(session, ledger)),
-        work=folded("work", WORK, lambda: _work(trace, on_host, ledger)) if many else WORK.to_frame(),
-        paces=folded("paces", PACES, lambda: _paces(trace, ledger)) if not on_host else PACES.to_frame(),
-        flops=dict(folded("flops", ASKED, lambda: _flops(trace, counted)).iter_rows()) if many else {},
+        work=folded("work", WORK, lambda: computed_in(trace, on_host, ledger)) if many else WORK.to_frame(),
+        paces=folded("paces", PACES, lambda: paces_of(trace, ledger)) if not on_host else PACES.to_frame(),
+        flops=dict(folded("flops", ASKED, lambda: asked_flops(trace, counted)).iter_rows()) if many else {},
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
         between_nodes=total("between_nodes", partial(_between_nodes, trace)) if not on_host else 0,
@@ -519,89 +511,6 @@ def _in_long_pauses(session: Session, counted: pl.DataFrame) -> int:
 def _between_nodes(trace: Trace, session: Session, counted: pl.DataFrame) -> int:
     stretches, kernels = _table(session, "idle_causes"), trace.table("kernels")
     return 0 if stretches is None or kernels is None else between_nodes(stretches, kernels, counted)
-
-
-def _work(trace: Trace, on_host: bool, ledger: pl.DataFrame) -> pl.DataFrame:
-    """What computes in the steps that count, told apart by name and grid, on a CPU by shapes.
-
-    The same of both is the same work.
-    """
-    kernels = trace.table("kernels")
-    if kernels is None:
-        return WORK.to_frame()
-    windows = ledger.select("rank", "start", until="end").unique().lazy()
-    computing = (
-        kernels.filter(pl.col("family").ne_missing("communication"))
-        .sort("start")
-        .join_asof(windows.sort("start"), on="start", by="rank", check_sortedness=False)
-        .filter(pl.col("start") < pl.col("until"))
-    )
-    size, operators = "grid", trace.table("operators")
-    if on_host and operators is not None:
-        computing, size = _with_shapes(computing, operators), "shapes"
-    # Names and grids are told apart by their codes: the few that differ are joined to texts.
-    each = computing.group_by("rank", "family", "name", size).agg(
-        calls=executions(), time=(pl.col("end") - pl.col("start")).clip(0).sum()
-    )
-    text = pl.concat_str(pl.col("name", size).cast(pl.String), separator=SIZED, ignore_nulls=True)
-    return (
-        each.group_by("rank", "family", kernel=text)
-        .agg(pl.col("calls", "time").sum())
-        .select(pl.col(c).cast(t) for c, t in WORK.items())
-        .collect()
-    )
-
-
-def _paces(trace: Trace, ledger: pl.DataFrame) -> pl.DataFrame:
-    """What computes in steps that compute longer than the others, and in the others."""
-    slow = slow_steps(ledger)
-    if not slow:
-        return PACES.to_frame()
-    is_slow = pl.col("step").is_in(slow)
-    return pl.concat(
-        _work(trace, False, ledger.filter(which)).with_columns(slow=pl.lit(of))
-        for of, which in ((True, is_slow), (False, ~is_slow))
-    )
-
-
-def _flops(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
-    """FLOPs that operators ask for which the host began in the steps that count; of ranks with all shapes."""
-    steps, operators = trace.table("steps"), trace.table("operators")
-    if steps is None or operators is None:
-        return ASKED.to_frame()
-    here = steps.join(counted.lazy(), on=["rank", "step"], how="semi")
-    windows = here.select(
-        "rank", start=pl.coalesce("host_start", "start"), until=pl.coalesce("host_end", "end")
-    )
-    kinds = (
-        operators.select("rank", "start", pl.col("name", "shapes", "dtypes").cast(pl.String))
-        .filter(pl.col("name").is_in([*FLOPS]))
-        .sort("start")
-        .join_asof(windows.sort("start"), on="start", by="rank", check_sortedness=False)
-        .filter(pl.col("start") < pl.col("until"))
-        .group_by("rank", "name", "shapes", "dtypes")
-        .agg(calls=pl.len())
-        .collect()
-    )
-    each = [flops_of(*row) for row in kinds.select("name", "shapes", "dtypes").iter_rows()]
-    asked = kinds.with_columns(each=pl.Series(each, dtype=pl.Float64))
-    return (
-        asked.filter(pl.col("each").is_not_null().all().over("rank"))
-        .group_by("rank")
-        .agg(flops=(pl.col("each") * pl.col("calls")).sum())
-        .select(pl.col(c).cast(t) for c, t in ASKED.items())
-    )
-
-
-def _with_shapes(computing: pl.LazyFrame, operators: pl.LazyFrame) -> pl.LazyFrame:
-    """Stretches of operators with the shapes of theirs: the last of that name that began on the thread."""
-    of = ["rank", "thread", "name"]
-    began = operators.select("rank", "thread", "start", pl.col("name").cast(pl.String), "shapes")
-    return (
-        computing.with_columns(pl.col("name").cast(pl.String))
-        .sort("start")
-        .join_asof(began.sort("start"), on="start", by=of, check_sortedness=False)
-    )
 
 
 def _in_checkpoints(session: Session, counted: pl.DataFrame) -> int:

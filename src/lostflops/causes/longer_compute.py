@@ -9,7 +9,8 @@ import polars as pl
 
 from lostflops.finding import milliseconds, percent
 
-from .given import SIZED, Given, has_stages
+from .between_ranks.computed import SIZED
+from .given import Given, has_stages
 from .purposes import CONTEXT, EXPERTS, RING
 
 SAME_FLOPS = 0.001  # two ranks ask for the same work within this share
