@@ -45,6 +45,7 @@ PROVING = ("data_loading", "checkpoint_logging", "compilation", "host_synchronis
 # Tests that take long or run other processes are not here: a mutant is not installed in another process.
 CORE: dict[str, tuple[str, ...]] = {
     "lostflops.recipes.accounting": LEDGER,
+    "lostflops.recipes.first_calls": LEDGER,
     "lostflops.recipes.steps.ledger": LEDGER,
     "lostflops.intervals.matching": ("tests/intervals/test_matching.py",),
     "lostflops.intervals.nesting": INTERVALS,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from lostflops.recipes import accounting
+from lostflops.recipes import accounting, first_calls
 from lostflops.recipes.backward_threads import engines
 from lostflops.recipes.dispatching import dispatching
 from lostflops.recipes.idle.idle_gaps import idle_gaps
@@ -154,7 +154,7 @@ def test_a_call_as_the_first_step_ends_is_a_later_one() -> None:
             {"start": start, "end": start + took, "thread": 7, "name": "cudaMalloc"}
             for start, took in ((0, 10 * ms), (later, 5 * ms))
         ]
-        return accounting._first_calls(steps, example_table(LAUNCHES, rows).collect(), names).height
+        return first_calls.first_calls(steps, example_table(LAUNCHES, rows).collect(), names).height
 
     assert first(20 * ms) == 0
     assert first(20 * ms - 1) == 1

@@ -15,9 +15,9 @@ from lostflops.accounts.account import Row
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, percent
 from lostflops.naming.host_causes import cause_of, causes_of
-from lostflops.recipes.communication.transfers import lengthened
 from lostflops.recipes.idle.gaps import between_nodes
 from lostflops.recipes.stretch_names import spoken as row_in_words
+from lostflops.recipes.transfers import lengthened
 from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 

@@ -9,7 +9,7 @@ import polars as pl
 
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipes.communication.split import ALL_HERE
-from lostflops.recipes.communication.transfers import SLOWER
+from lostflops.recipes.transfers import SLOWER
 
 from .between_ranks.advice import Advice, for_one
 from .between_ranks.exposed import EXPOSED, WAITING_TOLD, exposed_communication

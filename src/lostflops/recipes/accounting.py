@@ -39,6 +39,7 @@ from lostflops.naming.host_causes import Row, captures, cause_of, causes_of
 from lostflops.naming.step_marks import is_step_mark
 from lostflops.recipes.backward_threads import NODE, lanes, with_doers
 from lostflops.recipes.dispatching import dispatching
+from lostflops.recipes.first_calls import FIRST_CALL, first_calls
 from lostflops.recipes.lost_kernels import lost, lost_between
 from lostflops.recipes.stretch_names import named
 from lostflops.store.trace import ONE_PER_DEVICE
@@ -74,14 +75,6 @@ HOST_ONLY = pl.col("device_kind").eq_missing(pl.lit("cpu"))  # host operators st
 # hundred times that is no launch latency, on any device and driver: then there is another cause, which the
 # rows here do not tell.
 LONG = 1_000_000  # ns
-
-# A first call that sets something up takes ten milliseconds to minutes, and at least so many times as long as
-# the usual one. A job starts within its first steps; a single step leaves nothing to compare with, and then
-# only a call that is too long for anything else counts.
-FIRST_CALL = 10_000_000  # ns
-FIRST_CALL_ALONE = 1_000_000_000  # ns
-TIMES_THE_USUAL, TIMES_THE_LONGEST = 100, 10
-LAST_OF_THE_FIRST_STEPS = 2
 
 Frame = pl.LazyFrame | None
 Bool = npt.NDArray[np.bool_]
@@ -499,44 +492,6 @@ def _work(kernels: Frame, copies: Frame) -> Frame:
     return pl.concat(work) if work else None
 
 
-def _first_calls(steps: pl.LazyFrame, calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
-    """The calls that set up what all later ones use: the context, a library, the first memory.
-
-    Such a call lies in the first step of a job that has just begun, frees or allocates memory or proves no
-    cause, and later ones of its name are over at once. `names` is what `cause_of` says of the calls.
-    """
-    length = pl.col("end") - pl.col("start")
-    may = names.filter(pl.col("cause").is_null() | (pl.col("cause") == "memory_allocator"))["name"]
-    may = may.filter(~may.str.contains("(?i)memcpy|wait|query|synchron")).to_list()
-    first = (
-        steps.sort("start")
-        .group_by("rank", maintain_order=True)
-        .agg(_until=pl.col("end").first(), _number=pl.col("step").first(), _steps=pl.len())
-        .filter(pl.col("_number") <= LAST_OF_THE_FIRST_STEPS)
-        .collect()
-    )
-    long = calls.filter(pl.col("name").is_in(may) & (length >= FIRST_CALL)).join(first, on="rank")
-    early = long.filter(pl.col("start") < pl.col("_until"))
-    if early.is_empty():
-        return calls.clear()
-    later = (
-        calls.join(early.select("rank", "name", "_until").unique(), on=["rank", "name"])
-        .filter(pl.col("start") >= pl.col("_until"))
-        .group_by("rank", "name")
-        .agg(_usual=length.median(), _longest=length.max())
-    )
-    alone = pl.col("_longest").is_null()
-    unlike = (length >= TIMES_THE_USUAL * pl.col("_usual")) & (
-        length >= TIMES_THE_LONGEST * pl.col("_longest")
-    )
-    enough = pl.when(pl.col("_steps") > 1).then(FIRST_CALL).otherwise(FIRST_CALL_ALONE)
-    return (
-        early.join(later, on=["rank", "name"], how="left")
-        .filter((length >= enough) & (alone | unlike))
-        .select(calls.columns)
-    )
-
-
 def _host_claims(
     steps: pl.LazyFrame, ranks: pl.LazyFrame, tables: Mapping[Row, Frame], lanes: tuple[Int, Int]
 ) -> tuple[Int, ...]:
@@ -570,7 +525,7 @@ def _host_claims(
         claim(of[proven], [column[proven] for column in times])
         if row == "launch":
             if (length >= FIRST_CALL).any():
-                claim_rows(INITIALISATION, _first_calls(steps, here, cause_of(names, row)))
+                claim_rows(INITIALISATION, first_calls(steps, here, cause_of(names, row)))
             if any(map(CAPTURE_CALL.match, names)):
                 claim_rows(CAPTURE, captures(here.lazy(), names).collect())
             claim(LONG_CALL, [column[length >= LONG] for column in times])

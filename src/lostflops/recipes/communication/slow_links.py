@@ -10,9 +10,8 @@ from lostflops import intervals
 from lostflops.columns import Bytes, Count, Id, Name, Ratio, Text, Time, Typical
 from lostflops.finding import Finding, Verdict, milliseconds, percent
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.transfers import ALIKE, SLOWER, beyond_usual, transfers
 from lostflops.tables import Ranks
-
-from .transfers import ALIKE, SLOWER, beyond_usual, transfers
 
 FEWEST = 3  # transfers that make a median
 FROM_BYTES = 1 << 18  # smaller ones take their latency, whatever the link
