@@ -208,9 +208,7 @@ def test_between_steps_nothing_is_on_the_device_and_during_one_no_more_than_the_
         model(torch.ones(2, 16)).sum().backward()
         optimizer.step()
         until = time.monotonic() + 5
-        while (
-            device.now and time.monotonic() < until
-        ):  # the device's thread may still let go of the last piece
+        while device.now and time.monotonic() < until:  # its thread may still let go
             gc.collect()
             time.sleep(0.001)
         assert device.now == 0
