@@ -30,8 +30,12 @@ PLANTED = (*FIRST, *ANEW, *IN_JOBS)
 KINDS = [kind for kind, _, _ in PLANTED]
 
 
+OURS = re.compile(r"node-[0-9a-f]{4}-\d+")  # a name that scrubbing gives, with a tag drawn by chance
+
+
 def left(text: str, secret: str, around: str) -> str:
     """Five letters in a row of a secret that are still in the text and were not beside it already."""
+    text = OURS.sub("node", text)
     outside = around.replace(secret, "\0")
     pieces = (secret[at : at + 5] for at in range(max(1, len(secret) - 4)))
     return next((piece for piece in pieces if piece in text and piece not in outside), "")
