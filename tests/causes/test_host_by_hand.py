@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from lostflops.causes.given import NAMES, Given
 from lostflops.causes.host import join_host, waits_per_step
-from lostflops.causes.idle.occurrence import told_once
+from lostflops.causes.idle.occurrence import on_some_ranks, told_once
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding
 from lostflops.naming import standing_still
@@ -607,3 +608,56 @@ def test_waits_outside_the_steps_are_none_of_a_step() -> None:
     answers: Any = {"api_call_summary": SimpleNamespace(table=calls, findings=())}
     assert waits_per_step(Given(answers, rows)) == 1.5
     assert waits_per_step(Given({}, rows)) == 0
+
+
+def on_some(*ms: float, size: float = 0, **more: Any) -> tuple[tuple[str, ...], str]:
+    """What is said of a finding about loading, of which each rank has so many ms in a mean step of two."""
+    rows: Rows = [(rank, step, "compute", 100 * MS) for rank in range(len(ms)) for step in range(2)]
+    rows += [(rank, 0, DATA, round(2 * each * MS)) for rank, each in enumerate(ms) if each]
+    ledger = pl.DataFrame(rows, ["rank", "step", "account", "ns"], orient="row")
+    given = Given({}, ledger.with_columns(start=1000 * pl.col("step")))
+    one = finding("starves", DATA, 1, **({"next": "Look here."} | more))
+    told = on_some_ranks(replace(one, ns_per_step=round((size or sum(ms) / len(ms)) * MS)), given)
+    return told.evidence, told.next
+
+
+def test_ranks_that_alone_have_an_idle_time_are_named_with_it() -> None:
+    said = "rank 0 idles 10.0 ms per step for it, the other"
+    assert on_some(10, 0) == ((f"{said} does not",), "On rank 0: look here.")
+    assert on_some(10, 1)[0] == (f"{said} 1.00 ms",)
+    assert on_some(10, 1.1) == ((), "Look here.")
+    assert on_some(10, 0, 2) == ((), "Look here.")  # one of the others has some of it
+    assert on_some(10, 0, 0)[0] == (f"{said}s do not",)
+    assert on_some(10, 0, 1)[0] == (f"{said}s 500 µs",)
+    assert on_some(10, 5, 0)[0] == ("ranks 0 and 1 idle 7.50 ms per step for it, the other does not",)
+    assert on_some(10, 4.9, 0) == ((), "Look here.")
+    assert on_some(10, 10) == ((), "Look here.")
+    # What a finding costs beyond its idle time is others' waiting: told from a twentieth on.
+    assert on_some(19, 0, size=10)[0][0].endswith("does not; ranks wait 500 µs per step for it")
+    assert on_some(19, 0, size=9.9)[0][0].endswith("does not")
+    assert on_some(20, 20, 0, 0, size=20)[0][0].endswith("do not; ranks wait 10.0 ms per step for them")
+    # How the waiting came together is told by that, other facts stay.
+    facts = ("4.00 ms of it waiting for other ranks", "mostly in step 1")
+    assert on_some(10, 0, evidence=facts)[0] == (f"{said} does not", "mostly in step 1")
+    for other in ({"recipe": "another"}, {"rank": 0}):
+        assert on_some(10, 0, **other) == ((), "Look here.")
+
+
+def test_short_pauses_between_operators_are_not_asked_to_go() -> None:
+    """Of 40 ms in each step 27 are two functions': fewer operators shorten them, nothing takes them away."""
+    ledger: Rows = [
+        (rank, step, account, ms)
+        for rank in range(2)
+        for step in range(2)
+        for account, ms in (("compute", 60), (PYTHON, 40))
+    ]
+    names = [(0, PYTHON, "a.py(9): f", 60), (0, PYTHON, "b.py(3): g", 48)]
+    claim = "Nothing computes for 40 ms per step while the CPU runs other code."
+    one = finding("host-busy-elsewhere", PYTHON, 40, claim)
+    for on_host, said, edit in (
+        (True, "short pauses", ""),
+        (False, "runs Python", "host:other-host-work=32%"),
+    ):
+        (told,) = page(one, ledger=ledger, names=names, on_host=on_host)
+        assert said in told.claim
+        assert told.edit == edit

@@ -77,19 +77,19 @@ def named(page: PageFindings, finding: Finding) -> Finding:
         next=_cheaper(
             parts[0][0],
             [name for name in page.given.names["name"] if name is not None],
-            page.given.accounts.get(LOADING, 0) > 0,
+            bool(page.given.accounts.get(LOADING)),
         ),
-        edit=_without(parts[: len(largest)], page.given.accounts.get(OTHER_HOST, 0)),
+        edit=_without(parts[: len(largest)], page.given.accounts.get(OTHER_HOST)),
     )
 
 
-def _without(parts: Sequence[tuple[str, int]], whole: int) -> str:
+def _without(parts: Sequence[tuple[str, int]], whole: int | None) -> str:
     """What to ask `lostflops whatif` for the account without these parts of it; "" where they are not most
     of it, or one is no work that could be done elsewhere or less often."""
     taken = sum(ns for _, ns in parts)
-    if taken <= MOSTLY * whole or not all(_can_go(name) for name, _ in parts):
+    if not whole or taken <= MOSTLY * whole or not all(_can_go(name) for name, _ in parts):
         return ""
-    return f"host:other-host-work={100 * max(0, whole - taken) / max(1, whole):.0f}%"
+    return f"host:other-host-work={100 * max(0, whole - taken) / whole:.0f}%"
 
 
 def _can_go(name: str) -> bool:

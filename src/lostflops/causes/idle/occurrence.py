@@ -44,8 +44,8 @@ def told_once(finding: Finding, given: Given) -> Finding:
     there = int(by_rank["ns"].sum())
     if there < IN_ONE * whole:
         return finding
-    most = int(by_rank["ns"].max() or 0)  # pyright: ignore[reportArgumentType]
-    where = f"step {first}" if first == last else from_to(first, last)
+    most = int(by_rank["ns"].to_numpy().max())
+    where = from_to(first, last)
     lasts = "up to " * (most * given.ledger["rank"].n_unique() > ALIKE * there) + milliseconds(most)
     if there >= ONCE * whole:
         told = f"{lasts} once in {steps} steps, in {where} ({amount[1]}, {amount[2]}),"
@@ -67,7 +67,7 @@ def on_some_ranks(finding: Finding, given: Given) -> Finding:
     held = given.ledger.filter(pl.col("account").is_in(own)).group_by("rank").agg(pl.col("ns").sum())
     spent = dict.fromkeys(given.steps, 0) | dict(held.iter_rows())
     each = {rank: spent[rank] // steps for rank, steps in given.steps.items()}
-    most = max(each.values(), default=0)
+    most = max(each.values())
     ranks = sorted(rank for rank, ns in each.items() if ns >= HAVE_IT * most)
     others = [ns for rank, ns in each.items() if rank not in ranks]
     if not ranks or not others or max(others) > HAVE_NONE * most:
