@@ -63,10 +63,7 @@ def on_some_ranks(finding: Finding, given: Given) -> Finding:
     """A finding about idle time that only some ranks have, with these named: the others need no change."""
     if finding.recipe != "idle_summary" or finding.rank is not None or not finding.claim:
         return finding
-    own = finding.accounts[:1]
-    held = given.ledger.filter(pl.col("account").is_in(own)).group_by("rank").agg(pl.col("ns").sum())
-    spent = dict.fromkeys(given.steps, 0) | dict(held.iter_rows())
-    each = {rank: spent[rank] // steps for rank, steps in given.steps.items()}
+    each = dict.fromkeys(given.steps, 0) | given.by_rank(*finding.accounts[:1])
     most = max(each.values())
     ranks = sorted(rank for rank, ns in each.items() if ns >= HAVE_IT * most)
     others = [ns for rank, ns in each.items() if rank not in ranks]
