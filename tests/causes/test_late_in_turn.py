@@ -11,9 +11,9 @@ import polars as pl
 import pytest
 
 import lostflops
-from lostflops.causes.between_ranks.computed import WORK
 from lostflops.causes.given import Given, has_stages
 from lostflops.causes.longer_compute import mostly, slower_compute
+from lostflops.recipes.compute.of_ranks import WORK
 from lostflops.report.first_page.page import Page
 from made_runs import MS, THREAD, Job, Work, made
 

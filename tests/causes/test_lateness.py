@@ -9,7 +9,6 @@ from typing import Any
 import polars as pl
 import pytest
 
-from lostflops.causes.between_ranks.computed import WORK
 from lostflops.causes.given import NAMES, Given
 from lostflops.causes.idle.named import names_of
 from lostflops.causes.lateness import (
@@ -25,6 +24,7 @@ from lostflops.causes.lateness import (
 )
 from lostflops.causes.longer_compute import slower_compute
 from lostflops.causes.one_rank.late import Excess, Late, says
+from lostflops.recipes.compute.of_ranks import WORK
 
 DATA, PYTHON, WAIT = "idle.data_loading", "idle.other_host_work", "communication.wait"
 MS = 1_000_000

@@ -9,7 +9,6 @@ from typing import Any
 import polars as pl
 import pytest
 
-from lostflops.causes.between_ranks.computed import WORK
 from lostflops.causes.given import NAMES, Given, has_stages
 from lostflops.causes.lateness import (
     LateTogether,
@@ -28,6 +27,7 @@ from lostflops.causes.lateness import (
 from lostflops.causes.longer_compute import slower_compute
 from lostflops.causes.names import EITHER
 from lostflops.causes.one_rank.late import Excess, Late
+from lostflops.recipes.compute.of_ranks import WORK
 
 DATA, WAIT, BUBBLE = "idle.data_loading", "communication.wait", "idle.pipeline_bubble"
 MS = 1_000_000

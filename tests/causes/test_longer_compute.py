@@ -9,9 +9,9 @@ import polars as pl
 import pytest
 
 import lostflops
-from lostflops.causes.between_ranks.computed import WORK
 from lostflops.causes.given import Given
 from lostflops.causes.longer_compute import has_experts, of_experts, slower_compute
+from lostflops.recipes.compute.of_ranks import WORK
 from lostflops.tables import TABLES
 from lostflops.testing import example_table
 from made_runs import Job, Work, made

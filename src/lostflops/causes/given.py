@@ -15,13 +15,13 @@ from lostflops.accounts.account import Row
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, percent
 from lostflops.naming.host_causes import cause_of, causes_of
+from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
 from lostflops.recipes.idle.gaps import between_nodes
 from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.recipes.transfers import lengthened
 from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
-from .between_ranks.computed import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
 from .declared import remedies
 from .names import bytes_of
 from .purposes import (

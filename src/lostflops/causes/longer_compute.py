@@ -8,8 +8,8 @@ from statistics import median
 import polars as pl
 
 from lostflops.finding import milliseconds, percent
+from lostflops.recipes.compute.of_ranks import SIZED
 
-from .between_ranks.computed import SIZED
 from .given import Given, has_stages
 from .purposes import CONTEXT, EXPERTS, RING
 
