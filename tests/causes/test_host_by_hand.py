@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,56 +9,13 @@ from typing import Any
 import polars as pl
 import pytest
 
-from lostflops.causes.given import NAMES, Given
-from lostflops.causes.host import join_host, waits_per_step
+from by_hand import DATA, EVEN, LAUNCHES, MS, PYTHON, SAVING, UNEXPLAINED, WAITS, Rows, finding, page
+from lostflops.causes.given import Given
+from lostflops.causes.host import waits_per_step
 from lostflops.causes.idle.occurrence import on_some_ranks, told_once
-from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding
 from lostflops.naming import standing_still
 from lostflops.recipes import stretch_names
-
-MS = 1_000_000
-PYTHON, SAVING, DATA, WAITS = (
-    "idle.other_host_work",
-    "idle.checkpoint_logging",
-    "idle.data_loading",
-    "idle.host_synchronisation",
-)
-LAUNCHES, UNEXPLAINED = "idle.launch_bound", "idle.unexplained"
-Rows = list[tuple[int, int, str, int]]
-# Two ranks with two steps of 100 ms each.
-EVEN: Rows = [(rank, step, "compute", 100) for rank in range(2) for step in range(2)]
-
-
-def finding(name: str, account: str, ms: int, claim: str = "", **more: Any) -> Finding:
-    values = {"recipe": "idle_summary", "evidence": (), "gain": "at most", "next": "n"} | more
-    return Finding(name, claim or f"{name} claims.", accounts=(account,), ns_per_step=ms * MS, **values)
-
-
-def page(
-    *findings: Finding,
-    ledger: Rows = EVEN,
-    names: list[tuple[int, str, str | None, int]] = [],  # noqa: B006
-    tables: Mapping[str, pl.DataFrame] = {},
-    **more: Any,
-) -> list[Finding]:
-    """The findings once they are joined; times are in milliseconds."""
-    rows = pl.DataFrame(ledger, ["rank", "step", "account", "ns"], orient="row")
-    known = pl.DataFrame(names, NAMES, orient="row")
-    answers: Any = {name: SimpleNamespace(table=table, findings=()) for name, table in tables.items()}
-    in_ms = [pl.col("ns") * MS]
-    given = Given(
-        answers,
-        rows.with_columns(in_ms, start=1000 * pl.col("step")),
-        known.with_columns(in_ms),
-        **more,
-    )
-    joined = PageFindings(given)
-    for one in findings:
-        joined.put(one)
-    join_host(joined)
-    return list(joined.all())
-
 
 # --- what idle time is called
 

@@ -45,7 +45,7 @@ PROVING = ("data_loading", "checkpoint_logging", "compilation", "host_synchronis
 # Tests that take long or run other processes are not here: a mutant is not installed in another process.
 CORE: dict[str, tuple[str, ...]] = {
     "lostflops.recipes.accounting": LEDGER,
-    "lostflops.recipes.first_calls": LEDGER,
+    "lostflops.recipes.first_calls": ("tests/recipes/test_first_calls.py",),
     "lostflops.recipes.steps.ledger": LEDGER,
     "lostflops.intervals.matching": ("tests/intervals/test_matching.py",),
     "lostflops.intervals.nesting": INTERVALS,
@@ -62,7 +62,11 @@ CORE: dict[str, tuple[str, ...]] = {
     "lostflops.naming.host_causes": ("tests/naming/test_host_causes.py",),
     **{f"lostflops.accounts.idle.{name}": ("tests/naming/test_host_causes.py",) for name in PROVING},
     **{
-        f"lostflops.causes.{name}": ("tests/causes/test_host_by_hand.py",)
+        f"lostflops.causes.{name}": (
+            "tests/causes/test_host_by_hand.py",
+            "tests/causes/test_host_limits.py",
+            "tests/causes/test_false_sentences.py::test_a_pause_in_two_steps_comes_once",
+        )
         for name in ("host", "idle.named", "idle.occurrence")
     },
     "lostflops.causes.lateness": (

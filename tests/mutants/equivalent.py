@@ -51,6 +51,9 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("bounds = np.searchsorted(levels", "2 -> 3"): "one bound more, which nobody asks for",
         ("covering[mine] =", "<= np.searchsorted"): "more rows than the tree needs",
     },
+    "lostflops.recipes.first_calls": {
+        ('steps.sort("start")', "'start' -> 'end'"): "steps of a rank do not overlap",
+    },
     "lostflops.recipes.accounting": {
         ("lanes = here.select(", ".unique() ->"): "a semi join asks only whether it is there",
         ("names = calls[", ".unique() ->"): "a name that comes twice says nothing more",
@@ -134,9 +137,11 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         (".with_columns(_depth=depth -", "0 -> -1"): "all levels are one higher",
     },
     "lostflops.causes.host": {
+        ("return 0, 0", "0 ->"): "where no call is known, none waits often",
         ("gaps", "0 -> -1"): "they are sorted",
     },
     "lostflops.causes.idle.named": {
+        ("if len(idle) == 1 and idle[0]", "0 -> -1"): "there is one",
         ("return [(name, ns // max(1,", "1 -> 0"): "what has a name has a step",
         ("by_rank = held.agg(", "False -> True"): "of two ranks with as much none has nine tenths",
         ("whole = given.accounts.get(", "0 -> -1"): "of an account without time nothing is told either way",

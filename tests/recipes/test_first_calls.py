@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
@@ -15,7 +16,9 @@ MS = 1_000_000
 LENGTH = 1000 * MS
 
 
-def stretches(calls: Rows, steps: int = 4, number: int = 0, **tables: Any) -> pl.DataFrame:
+def stretches(
+    calls: Rows, steps: int = 4, number: int = 0, rows: Sequence[int] = (), **tables: Any
+) -> pl.DataFrame:
     """Idle time of steps of a second each, which end with a kernel launched a millisecond before it runs."""
     kernels = [
         {"start": k * LENGTH + 999 * MS, "end": (k + 1) * LENGTH, "launch_start": k * LENGTH + 998 * MS,
@@ -26,7 +29,8 @@ def stretches(calls: Rows, steps: int = 4, number: int = 0, **tables: Any) -> pl
         named("idle_stretches"),
         {
             "steps": [
-                {"step": number + k, "start": k * LENGTH, "end": (k + 1) * LENGTH} for k in range(steps)
+                {"step": number + k, "start": k * LENGTH, "end": (k + 1) * LENGTH}
+                for k in rows or range(steps)
             ],
             "kernels": kernels,
             "launches": calls,
@@ -164,3 +168,30 @@ def test_in_a_single_step_a_call_of_a_second_is_a_first_one() -> None:
         )  # fmt: skip
         found = table.filter(table["end"] - table["start"] == length)
         assert found["account"].to_list() == [f"idle.{account}"]
+
+
+def test_a_call_that_has_another_cause_is_no_first_call() -> None:
+    found = spent([(100, 500, "cuModuleLoadData"), (1100, 1, "cuModuleLoadData")])
+    assert found["idle.compilation"] == 501 and "idle.initialisation" not in found
+
+
+def test_the_first_step_is_the_earliest_wherever_its_row_stands() -> None:
+    call = [{"start": 100 * MS, "end": 600 * MS, "name": "cudaFree", "thread": 7}]
+    table = stretches(call, rows=(3, 0, 1, 2))
+    (account,) = table.filter(table["start"] == 100 * MS)["account"]
+    assert account == "idle.initialisation"
+
+
+def test_other_names_of_a_wait_for_the_device_are_no_first_calls_either() -> None:
+    found = spent([(100, 500, "urQueueFinish")])
+    assert found["idle.host_synchronisation"] >= 500 and "idle.initialisation" not in found
+
+
+def test_a_call_that_begins_in_the_first_step_is_one_of_it() -> None:
+    assert spent([(900, 500, "cudaFree")])["idle.initialisation"] == 499  # a kernel runs for 1 ms of it
+    assert "idle.initialisation" not in spent([(1000, 500, "cudaFree")])
+    assert "idle.initialisation" not in spent([*ONCE, (1000, 60, "cudaFree")])
+
+
+def test_two_steps_are_enough_to_compare_with() -> None:
+    assert spent([(100, 500, "cudaFree")], steps=2)["idle.initialisation"] == 500

@@ -93,7 +93,7 @@ def _waits_in_steps(given: Given) -> tuple[int, int]:
     if calls is None:
         return 0, 0
     waiting = calls.filter(pl.col("name").cast(pl.String).str.contains(WAITS))
-    return waiting.select(pl.col("calls_in_steps").sum(), pl.col("per_step").fill_null(0).sum()).row(0)
+    return waiting.select(pl.col("calls_in_steps").sum(), pl.col("per_step").sum()).row(0)
 
 
 def _synchronised_often(page: PageFindings) -> None:
@@ -106,7 +106,7 @@ def _synchronised_often(page: PageFindings) -> None:
     if waits is None:
         return
     often, held = _waits_in_steps(given)
-    ranks = max(1, len(given.steps))
+    ranks = len(given.steps)
     between = sum(given.accounts.get(account, 0) for account in BETWEEN)
     if often < SYNCS * given.num_steps or held < between * ranks or not between:
         return
@@ -123,7 +123,7 @@ def _synchronised_often(page: PageFindings) -> None:
             replace(
                 joined,
                 cost_per_step=cost,
-                ns_per_step=max(joined.ns_per_step, *(m.ns_per_step for m in members), 0),
+                ns_per_step=max([joined.ns_per_step, *(m.ns_per_step for m in members)]),
                 claim=f"The GPU idles {page.share(cost)} because the CPU waits for it "
                 f"{often // given.num_steps:,} times per step, and then has to refill its queue.",
                 evidence=(
@@ -284,7 +284,7 @@ def _collects_young_objects(page: PageFindings) -> None:
         return
     marked = given.accounts.get("idle.garbage_collection", 0) / given.mean_step
     finding = max(found, key=lambda f: f.size)
-    if share < COLLECTS_FROM or share < 2 * marked or share * given.mean_step < COLLECTS_FROM * finding.size:
+    if share < COLLECTS_FROM or share < 2 * marked:
         return
     fact = (
         f"Python collects garbage for {percent(share, 1)} of step time outside the recorded steps, most of "

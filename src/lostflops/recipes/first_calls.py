@@ -24,17 +24,18 @@ def first_calls(steps: pl.LazyFrame, calls: pl.DataFrame, names: pl.DataFrame) -
     may = may.filter(~may.str.contains("(?i)memcpy|wait|query|synchron")).to_list()
     first = (
         steps.sort("start")
-        .group_by("rank", maintain_order=True)
+        .group_by("rank")
         .agg(_until=pl.col("end").first(), _number=pl.col("step").first(), _steps=pl.len())
         .filter(pl.col("_number") <= LAST_OF_THE_FIRST_STEPS)
         .collect()
     )
+    # Those of later steps as well: they are compared with themselves, and so are never unlike.
     long = calls.filter(pl.col("name").is_in(may) & (length >= FIRST_CALL)).join(first, on="rank")
-    early = long.filter(pl.col("start") < pl.col("_until"))
-    if early.is_empty():
+    if long.is_empty():
         return calls.clear()
     later = (
-        calls.join(early.select("rank", "name", "_until").unique(), on=["rank", "name"])
+        calls.filter(pl.col("name").is_in(long["name"].to_list()))
+        .join(first, on="rank")
         .filter(pl.col("start") >= pl.col("_until"))
         .group_by("rank", "name")
         .agg(_usual=length.median(), _longest=length.max())
@@ -45,7 +46,7 @@ def first_calls(steps: pl.LazyFrame, calls: pl.DataFrame, names: pl.DataFrame) -
     )
     enough = pl.when(pl.col("_steps") > 1).then(FIRST_CALL).otherwise(FIRST_CALL_ALONE)
     return (
-        early.join(later, on=["rank", "name"], how="left")
+        long.join(later, on=["rank", "name"], how="left")
         .filter((length >= enough) & (alone | unlike))
         .select(calls.columns)
     )

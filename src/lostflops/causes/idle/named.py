@@ -52,7 +52,6 @@ def names_of(page: PageFindings, account: str) -> list[tuple[str, int]]:
         .drop_nulls("name")
         .group_by("name")
         .agg(pl.col("ns").sum())
-        .sort("ns", "name", descending=[True, False])
     )
     return [(name, ns // max(1, given.num_steps)) for name, ns in by_name.iter_rows()]
 
@@ -111,7 +110,7 @@ def _by_function(parts: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     told = list[tuple[str, int]]()
     for frame, some in inside.items():
         whole = sum(ns for _, ns in some)
-        spread = len(some) > 1 and 2 * max(ns for _, ns in some) < whole
+        spread = 2 * max(ns for _, ns in some) < whole
         told += [(frame, whole)] if spread else some
     return sorted(told, key=lambda part: (-part[1], part[0]))
 
@@ -210,7 +209,7 @@ def between_operators(page: PageFindings) -> None:
         return
     whole = given.accounts.get(OTHER_HOST, 0)
     names = names_of(page, OTHER_HOST)
-    is_one = bool(names) and 2 * names[0][1] >= whole and _is_work(names[0][0])
+    is_one = any(2 * ns >= whole and _is_work(name) for name, ns in names)
     is_one = is_one or _mostly_in([part for part in names if _of_a_library(part[0])], whole) != ""
     if 2 * given.in_long_pauses >= whole * given.num_steps or is_one:
         return

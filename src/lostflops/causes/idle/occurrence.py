@@ -37,7 +37,12 @@ def told_once(finding: Finding, given: Given) -> Finding:
         return finding
     first = last = by_step["step"][0]
     if by_step["ns"][0] < IN_ONE * whole:
-        first, last = _one_pause(given)
+        gaps = given.table("gpu_gaps")
+        if gaps is None or gaps.is_empty():
+            return finding
+        # The end of a step may part a pause.
+        pause = over_steps(gaps).row(0, named=True)
+        first, last = pause["step"], pause["last_step"]
         if first == last:
             return finding
     by_rank = each.filter(pl.col("step").is_between(first, last)).group_by("rank").agg(pl.col("ns").sum())
@@ -75,16 +80,13 @@ def on_some_ranks(finding: Finding, given: Given) -> Finding:
     fact = f"{called(ranks)} idle{'s' * one} {milliseconds(theirs)} per step for it, the other"
     fact += "s " if len(others) > 1 else " "
     fact += milliseconds(usual) if usual else "do not" if len(others) > 1 else "does not"
-    idle = sum(given.accounts.get(account, 0) for account in finding.accounts if account.startswith("idle."))
+    idle = sum(
+        ns
+        for account, ns in given.accounts.items()
+        if account in finding.accounts and account.startswith("idle.")
+    )
     waits = finding.size - idle
     if waits >= WAITS_TOLD * finding.size:
         fact += f"; ranks wait {milliseconds(waits)} per step for {'it' if one else 'them'}"
     facts = (told for told in finding.evidence if not SHARED_OUT.search(told))
     return replace(finding, evidence=(fact, *facts), next=on_ranks(called(ranks), finding.next))
-
-
-def _one_pause(given: Given) -> tuple[int, int]:
-    """The first and the last step of the longest gap: the end of a step may part it."""
-    gaps = given.table("gpu_gaps")
-    longest = None if gaps is None or gaps.is_empty() else over_steps(gaps).row(0, named=True)
-    return (longest["step"], longest["last_step"]) if longest else (0, 0)

@@ -129,7 +129,7 @@ def loss(found: LossParity) -> str:
                 "worst window. Set the seed and the order of the data."
             )
         case "untold":
-            return "LOSS NOT TOLD after the change, and told before it: nothing says what training came to."
+            return "NO LOSS after the change, while there was one before: whether it still trains is unknown."
         case "unknown":
             return "Loss not compared: call `lostflops.log(loss=...)` once per step, and a proof compares it."
 

@@ -1,0 +1,100 @@
+"""From where on findings about idle time say what they say: cases on either side of each limit."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+
+from by_hand import DATA, LAUNCHES, MS, PYTHON, UNEXPLAINED, WAITS, Rows, finding, page
+from lostflops.causes.given import Given
+from lostflops.causes.host import waits_per_step
+
+IDLES = "The GPU idles 9.00 ms per step (9.0 %)."
+
+
+def beside(saving: list[int], pauses: list[float]) -> list[str]:
+    """Names of the findings of steps of 100 ms: another thread saves, and the first pauses, for so long."""
+    ledger: Rows = [
+        (0, n, account, ms)  # type: ignore[misc]
+        for n, long in enumerate(pauses)
+        for account, ms in ((LAUNCHES, long), ("compute", 100 - long))
+    ]
+    saves = [{"rank": 0, "step": n, "ns": ms * MS, "name": "save"} for n, ms in enumerate(saving)]
+    one = finding("launch-bound", LAUNCHES, 0, IDLES, cost_per_step=int(sum(pauses) * MS) // len(pauses))
+    return [found.name for found in page(one, ledger=ledger, saving=pl.DataFrame(saves))]
+
+
+@pytest.mark.parametrize(
+    ("saving", "pauses", "told"),
+    [
+        # 12 ms more in one of four steps are 3 % of the mean step.
+        ([50, 10, 0, 0], [22, 10, 10, 10], True),
+        ([50, 10, 0, 0], [21.9, 10, 10, 10], False),
+        ([49, 10, 0, 0], [22, 10, 10, 10], False),  # it saves for less than half of the step
+        ([50, 11, 0, 0], [22, 60, 10, 10], True),  # a step in which it saves as well is none of the others
+        ([50, 10, 0, 0], [22, 60, 10, 10], False),
+        ([50, 0, 0, 0], [40, 20, 20, 20], False),  # twice as long, and not more
+        ([50, 0, 0, 0], [41, 20, 20, 20], True),
+    ],
+)
+def test_steps_beside_a_thread_that_saves_are_told_from_these_lengths_on(
+    saving: list[int], pauses: list[float], told: bool
+) -> None:
+    assert ("saving-slows-launches" in beside(saving, pauses)) is told
+
+
+def test_one_fact_about_allocating_is_enough() -> None:
+    stalls = finding("allocator-stalls", "idle.memory_allocator", 20)
+    for facts, names in (
+        (("cudaMalloc failed twice", "once in step 3"), ["allocator-stalls"]),
+        (("cudaLaunchKernel failed twice", "once in step 3"), ["allocator-stalls", "api-calls-fail"]),
+    ):
+        told = page(stalls, finding("api-calls-fail", DATA, 0, evidence=facts))
+        assert sorted(found.name for found in told) == names
+
+
+def test_waits_are_those_of_a_mean_step() -> None:
+    rows = pl.DataFrame([(0, 0, "compute", 9)], ["rank", "step", "account", "ns"], orient="row")
+    rows = rows.with_columns(start=pl.col("step"))
+    calls = pl.DataFrame({"name": ["cudaStreamSynchronize"], "calls_in_steps": [3], "per_step": [MS]})
+    answers: Any = {"api_call_summary": SimpleNamespace(table=calls, findings=())}
+    assert waits_per_step(Given(answers, rows)) == 3
+    assert waits_per_step(Given({}, rows.clear())) == 0
+
+
+@pytest.mark.parametrize("account", [DATA, WAITS, "communication.all_reduce"])
+def test_time_that_waits_already_explains_no_other_pause(account: str) -> None:
+    """Of 20 or 39 ms in which the thread is blocked 20 are a wait that has its account."""
+    claim = "The GPU idles 40.0 ms per step while the CPU runs other code."
+    for ms, told in ((40, True), (39, False)):
+        tables = {"step_log_off_core": pl.DataFrame({"counted": [True], "blocked": [ms * MS]})}
+        ledger: Rows = [(0, n, of, ms) for n in range(2) for of, ms in ((PYTHON, 40), (account, 20))]
+        other = finding("host-busy-elsewhere", PYTHON, 40, claim)
+        (found, *_) = page(
+            other, ledger=ledger, names=[(0, PYTHON, "a.py(9): main", 80)], tables=tables, on_host=True,
+            in_long_pauses=80 * MS,
+        )  # fmt: skip
+        assert ("is in Python" in found.claim) is told
+
+
+def test_garbage_of_a_twentieth_of_the_step_is_told() -> None:
+    ledger: Rows = [
+        (0, n, account, ms) for n in range(2) for account, ms in (("compute", 70), (UNEXPLAINED, 30))
+    ]
+    unknown = finding("idle-unexplained", UNEXPLAINED, 30, "The GPU idles 30.0 ms per step.")
+    for share, told in ((0.05, True), (0.049, False)):
+        tables = {"step_log_summary": pl.DataFrame({"garbage_share": [share]})}
+        (found,) = page(unknown, ledger=ledger, tables=tables)
+        assert found.next.startswith("Make fewer objects") is told
+
+
+def test_what_followed_a_wait_in_a_single_step_is_that_of_a_mean_step() -> None:
+    ledger: Rows = [(0, 0, "compute", 90), (0, 0, WAITS, 10)]
+    for ms, told in ((5, True), (4, False)):
+        (found,) = page(
+            finding("host-waits-for-device", WAITS, 10), ledger=ledger, names=[(0, WAITS, None, ms)]
+        )
+        assert [fact[:10] for fact in found.evidence] == ["for 5.00 m"] * told
