@@ -34,7 +34,7 @@ demo: $(DEMO)/.installed
 	@echo "What was recorded, and with what fault: examples/README.md"
 
 # Tests start Python many times, and each start would compile lostflops again where bytecode is not kept.
-test: export PYTHONDONTWRITEBYTECODE =
+test mutants: export PYTHONDONTWRITEBYTECODE =
 # Workers fill the cores: a thread more in each only waits for one, at a fifth more processor time.
 test: export POLARS_MAX_THREADS = 1
 test: $(DEV)

@@ -22,7 +22,7 @@ def beside(saving: list[int], pauses: list[float]) -> list[str]:
         for n, long in enumerate(pauses)
         for account, ms in ((LAUNCHES, long), ("compute", 100 - long))
     ]
-    saves = [{"rank": 0, "step": n, "ns": ms * MS, "name": "save"} for n, ms in enumerate(saving)]
+    saves = [{"rank": 0, "step": n, "ns": ms * MS, "name": "save"} for n, ms in enumerate(saving) if ms]
     one = finding("launch-bound", LAUNCHES, 0, IDLES, cost_per_step=int(sum(pauses) * MS) // len(pauses))
     return [found.name for found in page(one, ledger=ledger, saving=pl.DataFrame(saves))]
 
@@ -98,3 +98,21 @@ def test_what_followed_a_wait_in_a_single_step_is_that_of_a_mean_step() -> None:
             finding("host-waits-for-device", WAITS, 10), ledger=ledger, names=[(0, WAITS, None, ms)]
         )
         assert [fact[:10] for fact in found.evidence] == ["for 5.00 m"] * told
+
+
+def test_two_names_of_half_a_function_each_keep_theirs() -> None:
+    claim = "The GPU idles 10.0 ms per step while the CPU runs other code."
+    halves = [(0, PYTHON, f"{part} in a.py(3): f", 20) for part in ("copy.py(1): h", "copy.py(9): g")]
+    for names, said in (
+        (halves, "`h` in `f` (5.00 ms) and `g` in `f` (5.00 ms)"),
+        ([*halves, (0, PYTHON, "copy.py(5): k in a.py(3): f", 1)], "`f` (10.2 ms)"),
+    ):
+        (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), names=names)
+        assert told.claim.endswith(f"runs Python: {said}.")
+
+
+def test_an_optimizer_beside_other_python_is_not_all_that_runs() -> None:
+    claim = "The GPU idles 10.0 ms per step while the CPU runs other code."
+    names = [(0, PYTHON, "deepspeed/ops/cpu_adam.py(9): step", 25), (0, PYTHON, "a.py(3): f", 24)]
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 12, claim), names=names)
+    assert "while the CPU runs Python: " in told.claim
