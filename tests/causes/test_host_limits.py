@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,12 +39,41 @@ def beside(saving: list[int], pauses: list[float]) -> list[str]:
         ([50, 10, 0, 0], [22, 60, 10, 10], False),
         ([50, 0, 0, 0], [40, 20, 20, 20], False),  # twice as long, and not more
         ([50, 0, 0, 0], [41, 20, 20, 20], True),
+        ([50, 50, 0, 0], [21, 21, 10, 10], True),
     ],
 )
 def test_steps_beside_a_thread_that_saves_are_told_from_these_lengths_on(
     saving: list[int], pauses: list[float], told: bool
 ) -> None:
     assert ("saving-slows-launches" in beside(saving, pauses)) is told
+
+
+def test_what_other_steps_pause_as_well_stays_with_the_larger_of_its_causes() -> None:
+    """Launches take 20 ms, and 50 in the one step of four in which a thread saves; Python 10, and 40 there."""
+    ledger: Rows = [
+        (0, n, account, (long if n else beside))
+        for n in range(4)
+        for account, beside, long in ((LAUNCHES, 50, 20), (PYTHON, 40, 10), ("compute", 10, 70))
+    ]
+    saves = pl.DataFrame([{"rank": 0, "step": 0, "ns": 90 * MS, "name": "save"}])
+    claim = "The GPU idles {} ms per step ({} %), says {}, 1.00 ms per step (1.0 %)."
+    small = finding(
+        "host-busy-elsewhere", PYTHON, 90, claim.format("17.5", "17.5", "one"), cost_per_step=17 * MS
+    )
+    large = finding(
+        "launch-bound", LAUNCHES, 20, claim.format("27.5", "27.5", "other"), cost_per_step=28 * MS
+    )
+    told = {found.name: found for found in page(small, large, ledger=ledger, saving=saves)}
+    assert set(told) == {"saving-slows-launches", "launch-bound"}
+    saving, left = told["saving-slows-launches"], told["launch-bound"]
+    assert (saving.size, saving.ns_per_step, saving.recipe) == (15 * MS, 90 * MS, "idle_summary")
+    assert saving.accounts == (LAUNCHES, PYTHON)
+    assert left.size == 30 * MS
+    assert left.claim == "The GPU idles 30.0 ms per step (30.0 %), says other, 1.00 ms per step (1.0 %)."
+    # Findings that promise less than that cost promise that.
+    none = [replace(one, ns_per_step=0) for one in (small, large)]
+    told = {found.name: found for found in page(*none, ledger=ledger, saving=saves)}
+    assert told["saving-slows-launches"].ns_per_step == 15 * MS
 
 
 def test_one_fact_about_allocating_is_enough() -> None:
@@ -111,8 +141,19 @@ def test_two_names_of_half_a_function_each_keep_theirs() -> None:
         assert told.claim.endswith(f"runs Python: {said}.")
 
 
-def test_an_optimizer_beside_other_python_is_not_all_that_runs() -> None:
+def test_what_runs_beside_other_python_is_not_all_that_runs() -> None:
     claim = "The GPU idles 10.0 ms per step while the CPU runs other code."
     names = [(0, PYTHON, "deepspeed/ops/cpu_adam.py(9): step", 25), (0, PYTHON, "a.py(3): f", 24)]
     (told,) = page(finding("host-busy-elsewhere", PYTHON, 12, claim), names=names)
     assert "while the CPU runs Python: " in told.claim
+    names = [(0, PYTHON, "aten::mul", 25), (0, PYTHON, "a.py(3): f", 24)]
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 12, claim), names=names)
+    assert "while the CPU runs Python: " in told.claim
+
+
+def test_what_is_half_of_the_time_is_a_part_of_it() -> None:
+    claim = "The GPU idles 10.0 ms per step while the CPU runs other code."
+    names = [(0, PYTHON, "time.sleep in a.py(3): f", 24)]  # 6 ms of each step
+    for size, said in ((11, "mostly"), (12, "partly")):
+        (told,) = page(finding("host-busy-elsewhere", PYTHON, size, claim), names=names)
+        assert f"{said} while the CPU sleeps" in told.claim

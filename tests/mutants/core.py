@@ -67,8 +67,14 @@ CORE: dict[str, tuple[str, ...]] = {
             "tests/causes/test_host_limits.py",
             "tests/causes/test_false_sentences.py::test_a_pause_in_two_steps_comes_once",
         )
-        for name in ("host", "idle.named", "idle.occurrence")
+        for name in ("idle.named", "idle.occurrence")
     },
+    "lostflops.causes.host": (
+        "tests/causes/test_host_by_hand.py",
+        "tests/causes/test_host_limits.py",
+        "tests/causes/test_saving_beside.py",
+        "tests/causes/test_python_beside.py",
+    ),
     "lostflops.causes.lateness": (
         "tests/causes/test_lateness.py",
         "tests/causes/test_lateness_limits.py",

@@ -176,7 +176,7 @@ def _slowed_by_saving(page: PageFindings) -> None:
     if beside.is_empty() or others.is_empty():
         return
     slow, usual = (int(rows["pauses"].sum()) // rows.height for rows in (beside, others))
-    cost = (slow - usual) * beside.height // max(1, given.num_steps)
+    cost = (slow - usual) * beside.height // given.num_steps
     members = [found for account in accounts if (found := page.about(account))]
     if slow <= TIMES * usual or not members or not page.reaches(cost, SLOWED_FROM):
         return
