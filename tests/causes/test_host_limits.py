@@ -49,7 +49,7 @@ def test_steps_beside_a_thread_that_saves_are_told_from_these_lengths_on(
 
 
 def test_what_other_steps_pause_as_well_stays_with_the_larger_of_its_causes() -> None:
-    """Launches take 20 ms, and 50 in the one step of four in which a thread saves; Python 10, and 40 there."""
+    """Launches take 20 ms, and 50 in the one step of four in which a thread saves; Python 10 and 40."""
     ledger: Rows = [
         (0, n, account, (long if n else beside))
         for n in range(4)
@@ -147,6 +147,8 @@ def test_what_runs_beside_other_python_is_not_all_that_runs() -> None:
     (told,) = page(finding("host-busy-elsewhere", PYTHON, 12, claim), names=names)
     assert "while the CPU runs Python: " in told.claim
     names = [(0, PYTHON, "aten::mul", 25), (0, PYTHON, "a.py(3): f", 24)]
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 12, claim), names=names[:1])
+    assert "while the CPU runs operators on tensors of its own: `aten::mul` (6.25 ms)." in told.claim
     (told,) = page(finding("host-busy-elsewhere", PYTHON, 12, claim), names=names)
     assert "while the CPU runs Python: " in told.claim
 
