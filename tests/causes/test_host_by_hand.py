@@ -262,6 +262,7 @@ def test_an_optimizer_on_the_cpu_is_no_python_that_a_thread_could_do(name: str) 
             ["torch/optim/adamw.py(9): _multi_tensor_adamw in a.py(3): f"],
             "That is the optimizer's own Python",
         ),
+        (["aten::mul"], "Move the tensors of `aten::mul` to the GPU, or take it out of the step"),
         (["backward", "a.py(3): f"], "Do the same in fewer operators inside `backward`"),
         (["backward", "collate"], "`backward` is a whole phase. To see which Python runs in it"),
     ],
@@ -287,6 +288,19 @@ def test_saving_and_logging_are_told_apart_by_most_of_the_time(
     (told,) = page(finding("saves", SAVING, 20, "The CPU saves a checkpoint or logs."), names=parts)
     assert (told.name, told.claim) == (name, f"The CPU {claim}")
     assert told.next == ("Log less often." if name == "logging-inside-step" else "n")
+
+
+def test_what_saves_is_not_advised_to_log_less() -> None:
+    one = finding("checkpoint-inside-step", SAVING, 20, "The CPU saves a checkpoint or logs.")
+    (told,) = page(one, names=[(0, SAVING, "torch.save", 50)], left=tuple)
+    assert told.remedies == ("async-checkpoint",)
+
+
+def test_only_a_job_that_loads_data_has_workers_that_could_do_it() -> None:
+    one, names = finding("host-busy-elsewhere", PYTHON, 20), [(0, PYTHON, "collate", 100)]
+    for ledger, said in ((EVEN, "step: onto a thread"), ([*EVEN, (0, 0, DATA, 5)], "into the loader's")):
+        (told,) = page(one, ledger=ledger, names=names)
+        assert said in told.next
 
 
 def test_a_rank_with_nine_tenths_of_the_time_has_it_alone() -> None:
@@ -398,8 +412,9 @@ def test_short_pauses_that_are_mostly_of_one_function_are_told_with_it() -> None
     (told,) = page(other, ledger=ledger, names=names, on_host=True)
     assert told.claim.endswith("in the short pauses between operators, mostly in `clip_each`.")
     assert told.next.startswith("Do the same in fewer operators inside `clip_each` (a.py:6): a larger batch")
-    (told,) = page(other, ledger=ledger, names=[names[0], (0, PYTHON, script, 14)], on_host=True)
-    assert told.claim.endswith("in the short pauses between operators.")
+    for alike in ([names[0], (0, PYTHON, script, 14)], [(0, PYTHON, f"{n} in {inside}", 8) for n in "ab"]):
+        (told,) = page(other, ledger=ledger, names=alike, on_host=True)
+        assert told.claim.endswith("in the short pauses between operators.")
 
 
 def test_a_copy_of_the_model_in_short_pauses_is_not_advised_to_be_fewer_operators() -> None:

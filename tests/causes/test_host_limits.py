@@ -156,6 +156,10 @@ def test_what_runs_beside_other_python_is_not_all_that_runs() -> None:
 def test_what_is_half_of_the_time_is_a_part_of_it() -> None:
     claim = "The GPU idles 10.0 ms per step while the CPU runs other code."
     names = [(0, PYTHON, "time.sleep in a.py(3): f", 24)]  # 6 ms of each step
-    for size, said in ((11, "mostly"), (12, "partly")):
+    for size, said in ((11, ", mostly"), (12, ", partly")):
         (told,) = page(finding("host-busy-elsewhere", PYTHON, size, claim), names=names)
         assert f"{said} while the CPU sleeps" in told.claim
+    for ms, said in ((36, "per step while"), (35, "per step, mostly while")):  # 9 of 10 ms are nearly all
+        names = [(0, PYTHON, "time.sleep in a.py(3): f", ms)]
+        (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), names=names)
+        assert said in told.claim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -238,12 +239,10 @@ def _of_a_library(name: str) -> bool:
 
 def _mostly_in(names: Sequence[tuple[str, int]], whole: int) -> str:
     """The user's function with more than half of a time, by the names of its parts; "" for none."""
-    inside = dict[str, int]()
+    inside = Counter[str]()
     for name, ns in names:
-        if frame := _users_function(name):
-            inside[frame] = inside.get(frame, 0) + ns
-    most = max(inside, key=lambda frame: inside[frame], default="")
-    return most if 2 * inside.get(most, 0) > whole else ""
+        inside[_users_function(name)] += ns
+    return next((frame for frame, ns in inside.items() if 2 * ns > whole), "")
 
 
 def _alone(page: PageFindings, finding: Finding) -> int | None:
