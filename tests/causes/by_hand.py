@@ -27,8 +27,14 @@ EVEN: Rows = [(rank, step, "compute", 100) for rank in range(2) for step in rang
 
 
 def finding(name: str, account: str, ms: int, claim: str = "", **more: Any) -> Finding:
-    values = {"recipe": "idle_summary", "evidence": (), "gain": "at most", "next": "n"} | more
-    return Finding(name, claim or f"{name} claims.", accounts=(account,), ns_per_step=ms * MS, **values)
+    values = {
+        "recipe": "idle_summary",
+        "evidence": (),
+        "gain": "at most",
+        "next": "n",
+        "accounts": (account,),
+    }
+    return Finding(name, claim or f"{name} claims.", ns_per_step=ms * MS, **(values | more))
 
 
 def page(

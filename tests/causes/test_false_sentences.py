@@ -157,6 +157,11 @@ def test_a_pause_in_two_steps_comes_once() -> None:
         "saves a checkpoint."
     )
     assert told_once(told, given(rows, two)).claim == claim
+    # The longest pause counts, and only where nearly all of the time is in it.
+    short = {"gpu_gaps": gaps((1, 10, 20, 100), (5, 160, 200, 100), (6, 200, 260, 100))}
+    assert told_once(told, given(rows, short)).claim.startswith("The GPU idles 100 ms once in 8 steps")
+    others = [(0, step, SAVING, 10 * MS) for step in (0, 1, 2)]
+    assert told_once(told, given([*rows, *others], one)).claim == claim
 
 
 def test_a_finding_that_costs_waiting_as_well_has_no_limit_of_the_cpus_time() -> None:

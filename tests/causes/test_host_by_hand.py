@@ -320,10 +320,12 @@ def test_a_rank_with_nine_tenths_of_the_time_has_it_alone() -> None:
 
 
 def once(
-    *by_step: tuple[int, ...], claim: str = "Idle 5.00 ms per step (9.1 %) here.", account: str = DATA
+    *by_step: tuple[float, ...], claim: str = "Idle 5.00 ms per step (9.1 %) here.", account: str = DATA
 ) -> str:
     """The claim where the ranks hold so much of an account in each step."""
-    ledger = [(rank, n, account, ms * MS) for n, held in enumerate(by_step) for rank, ms in enumerate(held)]
+    ledger = [
+        (rank, n, account, round(ms * MS)) for n, held in enumerate(by_step) for rank, ms in enumerate(held)
+    ]
     ledger += [(rank, n, "copy", 500 * MS) for n, held in enumerate(by_step) for rank in range(len(held))]
     given = Given({}, pl.DataFrame(ledger, ["rank", "step", "account", "ns"], orient="row"))
     return told_once(finding("starves", account, 5, claim), given).claim
@@ -346,6 +348,12 @@ def test_time_that_lies_in_one_step_comes_once_and_four_fifths_of_it_come_mostly
         once((1, 0), (3, 5), (1, 0))
         == "Idle 5.00 ms per step (9.1 %), mostly in step 1 (up to 5.00 ms), here."
     )
+    # On all ranks nearly alike is not told of one: 105 % of their mean.
+    assert "(10.5 ms)" in once((1, 1), (10.5, 9.5), (0, 0)) and "(up to 10.6 ms)" in once(
+        (1, 1), (10.6, 9.4), (0, 0)
+    )
+    twice = "Idle 5.00 ms per step (9.1 %) here, as in others: 5.00 ms per step (9.1 %)."
+    assert once((0,), (9,), (0,), claim=twice).endswith("here, as in others: 5.00 ms per step (9.1 %).")
     assert once((0, 0), (39, 40), (10, 10)) == "Idle 5.00 ms per step (9.1 %) here."
     assert once((1, 0), (3, 5)) == "Idle 5.00 ms per step (9.1 %) here."
     assert once((1, 0), (3, 5), (1, 0), claim="Idle 5.00 ms here.") == "Idle 5.00 ms here."
@@ -610,6 +618,9 @@ def test_ranks_that_alone_have_an_idle_time_are_named_with_it() -> None:
     # How the waiting came together is told by that, other facts stay.
     facts = ("4.00 ms of it waiting for other ranks", "mostly in step 1")
     assert on_some(10, 0, evidence=facts)[0] == (f"{said} does not", "mostly in step 1")
+    # What it idles is its first account.
+    both = {"accounts": (DATA, "compute")}
+    assert on_some(10, 0, **both) == on_some(10, 0)
     for other in ({"recipe": "another"}, {"rank": 0}):
         assert on_some(10, 0, **other) == ((), "Look here.")
 

@@ -119,6 +119,12 @@ def test_garbage_of_a_twentieth_of_the_step_is_told() -> None:
         tables = {"step_log_summary": pl.DataFrame({"garbage_share": [share]})}
         (found,) = page(unknown, ledger=ledger, tables=tables)
         assert found.next.startswith("Make fewer objects") is told
+    more = finding("host-busy-elsewhere", "idle.other_host_work", 20, "The GPU idles 20.0 ms per step.")
+    tables = {"step_log_summary": pl.DataFrame({"garbage_share": [0.05]})}
+    told_of = [
+        f.name for f in page(more, unknown, ledger=ledger, tables=tables) if "garbage" in "".join(f.evidence)
+    ]
+    assert told_of == ["idle-unexplained"]
 
 
 def test_what_followed_a_wait_in_a_single_step_is_that_of_a_mean_step() -> None:

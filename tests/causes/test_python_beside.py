@@ -19,10 +19,14 @@ MANY = [f"/home/me/train.py({n}): part_{n}" for n in range(4)]
 
 
 def page(
-    folder: Path, beside: Sequence[tuple[float, float, str]], parts: Sequence[str] = MANY, kind: str = "gpu"
+    folder: Path,
+    beside: Sequence[tuple[float, float, str]],
+    parts: Sequence[str] = MANY,
+    kind: str = "gpu",
+    python: float = 12,
 ) -> Page:
     """Steps of 12 ms of Python in `parts` and 40 of compute; `beside` is what another thread does, ms."""
-    tables = Job(transfer=0).run([[Work(python=12, frame="MINE")]] * STEPS)
+    tables = Job(transfer=0).run([[Work(python=python, frame="MINE")]] * STEPS)
     mine = next(row for row in tables["frames"] if row["name"] == "MINE")
     whole = [row for row in tables["frames"] if row["name"] == "MINE"]
     tables["frames"] = [row for row in tables["frames"] if row["name"] != "MINE"]
@@ -89,6 +93,15 @@ def test_a_processor_s_operators_may_wait_for_the_lock_too(tmp_path: Path) -> No
     first = page(tmp_path, [(0, 12, TALLY)], kind="cpu").findings[0]
     assert first.claim.startswith("Nothing computes for 12.0 ms per step (23.1 %) while another thread runs")
     assert (first.gain, first.ns_per_step) == ("unknown", 0)
+
+
+@pytest.mark.parametrize(("kind", "told"), [("gpu", True), ("cpu", False)])
+def test_a_processor_s_short_pauses_are_told_from_a_larger_share_on(
+    tmp_path: Path, kind: str, told: bool
+) -> None:
+    """6 ms of 46."""
+    found = page(tmp_path, [(0, 6, TALLY)], kind=kind, python=6).findings
+    assert ("python-beside-launches" in [finding.name for finding in found]) is told
 
 
 def test_of_several_threads_the_longest_is_told_and_operators_do_not_count(tmp_path: Path) -> None:
