@@ -596,3 +596,9 @@ def test_what_a_send_puts_in_is_what_its_receive_puts_out() -> None:
     assert reasons(matched([send | {"bytes_in": 65}, receive])) == {
         "the ranks' collectives differ in kind, bytes or order"
     }
+
+
+def test_ranks_that_no_table_names_are_matched_with_nothing() -> None:
+    table = matched([row(0, 0, 5), row(1, 2, 5)], [])
+    assert table.height == 2 and table["instance"].null_count() == 2
+    assert None not in reasons(table)

@@ -1047,3 +1047,9 @@ def test_many_gaps_and_deep_stacks_take_no_long() -> None:
     totals = found.group_by("account").agg((pl.col("end") - pl.col("start")).sum()).collect()
     assert totals.filter(pl.col("account") == "idle.dependency")["end"].item() == 3 * (many - 1)
     assert totals["end"].sum() == 3 * many
+
+
+def test_what_is_no_account_has_no_place_among_some() -> None:
+    asked = pl.Series(["compute", "nothing of the kind", None, "copy"], dtype=pl.String)
+    assert accounting.places(asked, ("copy", "compute")).tolist() == [1, -1, -1, 0]
+    assert accounting.places(asked[:1], ("copy", "compute")).tolist() == [1]
