@@ -21,7 +21,7 @@ from lostflops.causes.names import (
 )
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding, milliseconds
-from lostflops.naming.standing_still import FILES, stands_still
+from lostflops.naming.standing_still import FILES, PIPES, stands_still
 from lostflops.naming.standing_still import WAITS as WAITS_FOR_OTHERS
 from lostflops.recipes.stretch_names import is_users
 
@@ -97,7 +97,7 @@ def _can_go(name: str) -> bool:
     Python that is neither PyTorch's nor an optimizer's."""
     still = stands_still(name)
     if still is not None:
-        return still != WAITS_FOR_OTHERS
+        return still not in (WAITS_FOR_OTHERS, PIPES)
     theirs = name.startswith("torch/") or OPERATOR.match(name) or ON_CPU.search(name)
     return bool(FRAME.search(name)) and not theirs
 
@@ -153,6 +153,11 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
         return (
             f"Take {spoken(name)} out of the step: {ahead}, write on a thread of its own and less often, or "
             "keep the files on a faster disk."
+        )
+    if still == PIPES:
+        return (
+            f"Find what {spoken(name)} reads or writes: files can be read ahead and written on a thread of "
+            "their own; where it waits for another process, such as a loader's worker, that has to be sooner."
         )
     if still is not None:
         return f"Take {spoken(name)} out of the step."
