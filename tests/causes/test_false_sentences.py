@@ -420,3 +420,14 @@ def test_a_rank_that_alone_recorded_its_stacks_may_be_late_for_that(
     page = lostflops.why(made(tmp_path, Job().run([[usual, Work(python=13), usual]] * 4)))
     said = "Python's stacks were recorded for it alone, and recording them makes its CPU slower."
     assert page.findings[0].rank == 1 and (said == page.findings[0].doubt) == doubt
+
+
+@pytest.mark.parametrize(("first", "since"), [(Work(loads=12), False), (Work(), True)])
+def test_a_rank_is_late_since_a_step_where_it_was_not_before(
+    tmp_path: Path, first: Work, since: bool
+) -> None:
+    """Rank 1 runs Python for 12 ms from step 1 on; in step 0 it is as late, for its loader, or not at all."""
+    steps = [[Work(), first if step == 0 else Work(python=12), Work()] for step in range(6)]
+    (late, *_) = lostflops.why(made(tmp_path, Job().run(steps))).findings
+    told = " ".join((late.claim, *late.evidence))
+    assert late.rank == 1 and ("since step 1" in told) == since

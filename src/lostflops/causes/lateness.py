@@ -528,8 +528,18 @@ def _replayed(late: Late, given: Given) -> Iterator[str]:
     whole = "all" if share > ALL_OF_IT else percent(share, 1)
     yield f"{in_words(steps)}: rank {late.rank} alone is {whole} of the difference"
     mine = table.filter(part="rank", rank=late.rank)
-    if mine["since"].count() and not late_when(late, given):
-        yield f"it is late since step {mine['since'][0]}"
+    since = mine["since"][0] if mine.height else None
+    if since is not None and not late_when(late, given) and not _late_before(since, late, given):
+        yield f"it is late since step {since}"
+
+
+def _late_before(step: int, late: Late, given: Given) -> bool:
+    """Whether the rank was late before a step as well, be it for another cause."""
+    each = _beyond_by_step(late.rank, given)
+    before, after = (
+        each.filter(which)["late"].mean() for which in (pl.col("step") < step, pl.col("step") >= step)
+    )
+    return isinstance(before, float) and isinstance(after, float) and before > BEFORE * after
 
 
 def in_words(steps: tuple[int, int]) -> str:
