@@ -226,7 +226,7 @@ def pageable_copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
         )
 
 
-@copy_summary_by_time.finding(name="pages-move-beside-kernels", remedies=("unified-memory",))
+@copy_summary_by_time.finding(name="pages-move-beside-kernels", also=("unified-memory",))
 def pages_are_missed(table: pl.DataFrame) -> Iterator[Finding]:
     """Pages that move beside kernels cost nothing where a prefetch asked for them, and else kernels' time."""
     pages = table.filter(pl.col("direction").cast(pl.String).str.starts_with("migration"))
