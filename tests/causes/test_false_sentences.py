@@ -431,3 +431,19 @@ def test_a_rank_is_late_since_a_step_where_it_was_not_before(
     (late, *_) = lostflops.why(made(tmp_path, Job().run(steps))).findings
     told = " ".join((late.claim, *late.evidence))
     assert late.rank == 1 and ("since step 1" in told) == since
+
+
+@pytest.mark.parametrize(("frame", "most"), [("report", 20), ("<module>", 12)])
+def test_logging_less_often_saves_all_that_the_function_which_logs_does(
+    tmp_path: Path, frame: str, most: int
+) -> None:
+    """`report` builds a line for 8 ms of 20 and prints it for 12. A script does more than its logging."""
+    tables = Job(transfer=0).run([[Work(python=20, frame=f"train.py(150): {frame}")]] * 4)
+    tables["frames"] += [
+        row | {"start": row["start"] + 8 * MS, "name": "<built-in function print>"}
+        for row in list(tables["frames"])
+    ]
+    (logs,) = (f for f in lostflops.why(made(tmp_path, tables)).findings if "logs" in f.claim)
+    assert (logs.size, logs.ns_per_step) == (12 * MS, most * MS)
+    told = "`report` (train.py:150) takes another 8.00 ms in which the GPU idles"
+    assert (told in logs.evidence) == (most == 20)

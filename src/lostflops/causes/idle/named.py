@@ -25,7 +25,7 @@ from lostflops.naming.standing_still import FILES, PIPES, stands_still
 from lostflops.naming.standing_still import WAITS as WAITS_FOR_OTHERS
 from lostflops.recipes.stretch_names import is_users
 
-BY_NAME, LOADING = "host-busy-elsewhere", "idle.data_loading"
+BY_NAME, LOADING, LAUNCHING = "host-busy-elsewhere", "idle.data_loading", "idle.launch_bound"
 # Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
 # lengthens just these pauses.
 BETWEEN_FROM = 0.15
@@ -197,6 +197,7 @@ def _is_work(name: str) -> bool:
 
 def _saving_or_logging(page: PageFindings, finding: Finding, parts: list[tuple[str, int]]) -> Finding:
     """The finding about checkpoints and logs as the one that it is about, by most of what is named in it."""
+    finding = _with_the_rest(page, finding, parts)
     if saved_or_logged(parts) == SAVED:
         own = tuple(name for name in page.given.named(finding.name) if name not in LOGGING.remedies)
         return replace(finding, claim=finding.claim.replace(SAVES_OR_LOGS, SAVES), remedies=own)
@@ -206,6 +207,22 @@ def _saving_or_logging(page: PageFindings, finding: Finding, parts: list[tuple[s
         claim=finding.claim.replace(SAVES_OR_LOGS, LOGS),
         next="Log less often.",
     )
+
+
+def _with_the_rest(page: PageFindings, finding: Finding, parts: list[tuple[str, int]]) -> Finding:
+    """With what the user's function that saves or logs does besides, such as building a line: that goes too.
+
+    One that launches work does more than that, as does what a script runs outside of functions.
+    """
+    function, names = _mostly_in(parts, sum(ns for _, ns in parts)), page.given.names.drop_nulls("name")
+    inside = [name for name in names["name"].unique() if _users_function(name) == function]
+    rest = names.filter(pl.col("name").is_in(inside), ~pl.col("account").is_in(finding.accounts))
+    ns = int(rest["ns"].sum()) // max(1, page.given.num_steps)
+    if not function or not ns or not rest.filter(account=LAUNCHING).is_empty():
+        return finding
+    idle = "nothing computes" if page.given.on_host else "the GPU idles"
+    fact = f"{spoken(function)} takes another {milliseconds(ns)} in which {idle}"
+    return replace(finding, ns_per_step=finding.ns_per_step + ns, evidence=(*finding.evidence, fact))
 
 
 def between_operators(page: PageFindings) -> None:
