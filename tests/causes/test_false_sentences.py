@@ -25,7 +25,7 @@ from lostflops.causes.waited_for import dearer
 from lostflops.finding import Finding
 from lostflops.recipes.copies.cost import pinning_helps
 from lostflops.recipes.idle.costs import idle_costs_step_time
-from lostflops.recipes.idle.gaps import over_steps
+from lostflops.recipes.idle.gaps import one_gap_is_most, over_steps
 from made_runs import Job, Work, made
 
 MS = 1_000_000
@@ -447,3 +447,10 @@ def test_logging_less_often_saves_all_that_the_function_which_logs_does(
     assert (logs.size, logs.ns_per_step) == (12 * MS, most * MS)
     told = "`report` (train.py:150) takes another 8.00 ms in which the GPU idles"
     assert (told in logs.evidence) == (most == 20)
+
+
+def test_one_pause_is_told_of_a_rank_that_has_no_gpu_too() -> None:
+    """A job on CPUs was told that its GPU idles: `gpu_gaps` does not know what a rank computes on."""
+    rows = gaps((5, 160, 960, 100)).with_columns(cause=pl.lit(PYTHON), idle_ns=pl.lit(900))
+    (told,) = one_gap_is_most(rows)
+    assert told.claim == "Rank 0 idles once for 800 ns, 88.9 % of all its idle time."
