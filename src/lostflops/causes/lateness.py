@@ -508,6 +508,7 @@ def chain(late: Late, given: Given) -> Iterator[str]:
         slower = slower_compute(late.rank, given)
         if slower:
             yield slower[0]
+    yield from _after_a_wait(late, given)
     yield from _replayed(late, given)
     yield from _without_core(late, given)
     if late.excess.thread and OTHER_HOST in (late.cause, *also(late)):
@@ -518,6 +519,17 @@ def chain(late: Late, given: Given) -> Iterator[str]:
             yield f"{ACCOUNTS[account].label}: {milliseconds(ns)} more per step than on the others"
     if late.unmatched:
         yield f"not in this: {late.unmatched:,} of its collectives that could not be matched"
+
+
+def _after_a_wait(late: Late, given: Given) -> Iterator[str]:
+    """That no row tells what its CPU did after it waited for the GPU, where that is half of it or more."""
+    if late.cause != SYNCHRONISING:
+        return
+    steps = given.ledger.filter(rank=late.rank)["step"].n_unique()
+    unnamed = given.names.filter(pl.col("name").is_null(), rank=late.rank, account=SYNCHRONISING)
+    ns = int(unnamed["ns"].sum()) // max(1, steps)
+    if 2 * ns >= late.excess.by_account.get(SYNCHRONISING, 0) > 0:
+        yield f"for {milliseconds(ns)} of it only call stacks would tell what the CPU did after the wait"
 
 
 def _replayed(late: Late, given: Given) -> Iterator[str]:
