@@ -25,7 +25,7 @@ from lostflops.causes.waited_for import dearer
 from lostflops.finding import Finding
 from lostflops.recipes.copies.cost import pinning_helps
 from lostflops.recipes.idle.costs import idle_costs_step_time
-from lostflops.recipes.idle.gaps import over_steps
+from lostflops.recipes.idle.gaps import one_gap_is_most, over_steps
 from made_runs import Job, Work, made
 
 MS = 1_000_000
@@ -425,3 +425,37 @@ def test_a_rank_that_alone_recorded_its_stacks_may_be_late_for_that(
     page = lostflops.why(made(tmp_path, Job().run([[usual, Work(python=13), usual]] * 4)))
     said = "Python's stacks were recorded for it alone, and recording them makes its CPU slower."
     assert page.findings[0].rank == 1 and (said == page.findings[0].doubt) == doubt
+
+
+@pytest.mark.parametrize(("first", "since"), [(Work(loads=12), False), (Work(), True)])
+def test_a_rank_is_late_since_a_step_where_it_was_not_before(
+    tmp_path: Path, first: Work, since: bool
+) -> None:
+    """Rank 1 runs Python for 12 ms from step 1 on; in step 0 it is as late, for its loader, or not at all."""
+    steps = [[Work(), first if step == 0 else Work(python=12), Work()] for step in range(6)]
+    (late, *_) = lostflops.why(made(tmp_path, Job().run(steps))).findings
+    told = " ".join((late.claim, *late.evidence))
+    assert late.rank == 1 and ("since step 1" in told) == since
+
+
+@pytest.mark.parametrize(("frame", "most"), [("report", 20), ("<module>", 12)])
+def test_logging_less_often_saves_all_that_the_function_which_logs_does(
+    tmp_path: Path, frame: str, most: int
+) -> None:
+    """`report` builds a line for 8 ms of 20 and prints it for 12. A script does more than its logging."""
+    tables = Job(transfer=0).run([[Work(python=20, frame=f"train.py(150): {frame}")]] * 4)
+    tables["frames"] += [
+        row | {"start": row["start"] + 8 * MS, "name": "<built-in function print>"}
+        for row in list(tables["frames"])
+    ]
+    (logs,) = (f for f in lostflops.why(made(tmp_path, tables)).findings if "logs" in f.claim)
+    assert (logs.size, logs.ns_per_step) == (12 * MS, most * MS)
+    told = "`report` (train.py:150) takes another 8.00 ms in which the GPU idles"
+    assert (told in logs.evidence) == (most == 20)
+
+
+def test_one_pause_is_told_of_a_rank_that_has_no_gpu_too() -> None:
+    """A job on CPUs was told that its GPU idles: `gpu_gaps` does not know what a rank computes on."""
+    rows = gaps((5, 160, 960, 100)).with_columns(cause=pl.lit(PYTHON), idle_ns=pl.lit(900))
+    (told,) = one_gap_is_most(rows)
+    assert told.claim == "Rank 0 idles once for 800 ns, 88.9 % of all its idle time."

@@ -194,16 +194,23 @@ def test_garbage_that_the_step_log_counts_is_told_where_nothing_else_is_known() 
         assert found.next.startswith("Make fewer objects") is told
 
 
-def blocked(
+def blocked_page(
     ms: int, *findings: Finding, name: str = "a.py(9): main", on_host: bool = True, crowded: int = 0
-) -> list[tuple[str, str, str]]:
-    """What findings say where the training thread is blocked for so long in each of two steps of 80 ms."""
+) -> list[Finding]:
+    """Findings where the training thread is blocked for so long in each of two steps of 80 ms."""
     counts = {"counted": [True, True, False], "blocked": [(ms - 1) * MS, (ms + 1) * MS, 90 * MS]}
     waits = {"counted": [True, True, False], "core_wait": [crowded * MS, crowded * MS, 70 * MS]}
     tables = {"step_log_off_core": pl.DataFrame(counts), "step_log_core_waits": pl.DataFrame(waits)}
     ledger: Rows = [(0, n, account, 40) for n in range(2) for account in (PYTHON, UNEXPLAINED)]
-    told = page(*findings, ledger=ledger, names=[(0, PYTHON, name, 80)], tables=tables, on_host=on_host,
-        in_long_pauses=80 * MS)  # fmt: skip
+    return list(
+        page(*findings, ledger=ledger, names=[(0, PYTHON, name, 80)], tables=tables, on_host=on_host,
+             in_long_pauses=80 * MS)
+    )  # fmt: skip
+
+
+def blocked(ms: int, *findings: Finding, **more: Any) -> list[tuple[str, str, str]]:
+    """What those findings say."""
+    told = blocked_page(ms, *findings, **more)
     return [(found.claim, found.evidence[-1] if found.evidence else "", found.next) for found in told]
 
 
@@ -643,3 +650,13 @@ def test_short_pauses_between_operators_are_not_asked_to_go() -> None:
         (told,) = page(one, ledger=ledger, names=names, on_host=on_host)
         assert said in told.claim
         assert told.edit == edit
+
+
+@pytest.mark.parametrize(("ms", "doubted"), [(20, True), (26, True), (27, False), (19, False)])
+def test_where_cores_are_crowded_a_thread_may_be_blocked(ms: int, doubted: bool) -> None:
+    """Of 40 ms in `main` the thread may be blocked for 20, or operators for their own threads."""
+    claim = "The GPU idles 40.0 ms per step while the CPU runs other code."
+    other = finding("host-busy-elsewhere", PYTHON, 40, claim)
+    told = blocked_page(ms, other, crowded=7)
+    said = f"Linux counts {ms:.1f} ms per step in which the training thread is blocked: it may wait here"
+    assert told[0].doubt.startswith(said) is doubted

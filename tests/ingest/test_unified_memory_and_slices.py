@@ -123,3 +123,21 @@ def test_a_slice_of_a_gpu_has_neither_its_peak_nor_its_memory(tmp_path: Path) ->
     told = ranks.select("gpu", "num_sms", "memory_bytes").collect().rows()
     assert told == [(f"{name}, 60 of 132 SMs", 60, None)] * 2
     assert peak(name, "bf16") is not None and peak(told[0][0], "bf16") is None
+
+
+@pytest.mark.parametrize(("kind", "told"), [(11, True), (1, False)])
+def test_pages_that_move_while_kernels_run_are_told(tmp_path: Path, kind: int, told: bool) -> None:
+    """Each kernel of 4 ms waits for pages for 3 of them, hidden as these are. It waits for no pinned copy."""
+    moved = [
+        copy((1 + n) * 10 * MS + (1 + d) * MS, (1 + n) * 10 * MS + (2 + d) * MS, copyKind=kind,
+             srcKind=4 if kind == 11 else 1, dstKind=4, correlationId=0, migrationCause=2)
+        for n in range(2) for d in range(3)
+    ]  # fmt: skip
+    session = asked(tmp_path, two_steps(), {"CUPTI_ACTIVITY_KIND_MEMCPY": moved})
+    answer = session.run("copy_summary_by_time")
+    assert not isinstance(answer, Skipped), answer.reason
+    claims = [finding.claim for finding in answer.findings if finding.name == "pages-move-beside-kernels"]
+    said = (
+        "Managed memory moves while kernels run, for 30.0 % of step time: a kernel that misses a page waits."
+    )
+    assert claims == [said] * told

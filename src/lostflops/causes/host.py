@@ -22,6 +22,10 @@ UNEXPLAINED = "idle-unexplained"
 # Accounts in which a thread that is blocked has its reason.
 WAITING = ("idle.data_loading", "idle.host_synchronisation", "communication.")
 BLOCKED_BY = "a lock (Python's own, which another thread may hold), a file, another process, or a sleep"
+MAY_BE_BLOCKED = (
+    "Linux counts {} per step in which the training thread is blocked: it may wait here instead of running, "
+    "or in operators for their own threads."
+)
 SYNCHRONISING = "idle.host_synchronisation"
 WAITS = "(?i)synchronize"  # calls that wait for the device
 SYNCS = 4  # waits per step, from which on they come from inside it
@@ -257,6 +261,8 @@ def _blocked(page: PageFindings) -> None:
         # cores are crowded, an operator waits for its own threads as well.
         hidden = crowded if given.on_host else given.mean_step - finding.size
         if 2 * (blocked - hidden) < finding.size:
+            if given.on_host and 2 * blocked >= finding.size and not finding.doubt:
+                page.replace(finding, replace(finding, doubt=MAY_BE_BLOCKED.format(milliseconds(blocked))))
             continue
         stacks = f" {advice[0]}" if (advice := RECORD_STACKS.search(finding.next)) else ""
         page.replace(

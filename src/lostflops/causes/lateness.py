@@ -508,6 +508,7 @@ def chain(late: Late, given: Given) -> Iterator[str]:
         slower = slower_compute(late.rank, given)
         if slower:
             yield slower[0]
+    yield from _after_a_wait(late, given)
     yield from _replayed(late, given)
     yield from _without_core(late, given)
     if late.excess.thread and OTHER_HOST in (late.cause, *also(late)):
@@ -520,6 +521,17 @@ def chain(late: Late, given: Given) -> Iterator[str]:
         yield f"not in this: {late.unmatched:,} of its collectives that could not be matched"
 
 
+def _after_a_wait(late: Late, given: Given) -> Iterator[str]:
+    """That no row tells what its CPU did after it waited for the GPU, where that is half of it or more."""
+    if late.cause != SYNCHRONISING:
+        return
+    steps = given.ledger.filter(rank=late.rank)["step"].n_unique()
+    unnamed = given.names.filter(pl.col("name").is_null(), rank=late.rank, account=SYNCHRONISING)
+    ns = int(unnamed["ns"].sum()) // max(1, steps)
+    if 2 * ns >= late.excess.by_account.get(SYNCHRONISING, 0) > 0:
+        yield f"for {milliseconds(ns)} of it only call stacks would tell what the CPU did after the wait"
+
+
 def _replayed(late: Late, given: Given) -> Iterator[str]:
     """What even ranks would gain, how much of that is this rank's, and since when."""
     steps, share, table = replayed_even(given), _alone(late.rank, given), given.table("stragglers")
@@ -528,8 +540,18 @@ def _replayed(late: Late, given: Given) -> Iterator[str]:
     whole = "all" if share > ALL_OF_IT else percent(share, 1)
     yield f"{in_words(steps)}: rank {late.rank} alone is {whole} of the difference"
     mine = table.filter(part="rank", rank=late.rank)
-    if mine["since"].count() and not late_when(late, given):
-        yield f"it is late since step {mine['since'][0]}"
+    since = mine["since"][0] if mine.height else None
+    if since is not None and not late_when(late, given) and not _late_before(since, late, given):
+        yield f"it is late since step {since}"
+
+
+def _late_before(step: int, late: Late, given: Given) -> bool:
+    """Whether the rank was late before a step as well, be it for another cause."""
+    each = _beyond_by_step(late.rank, given)
+    before, after = (
+        each.filter(which)["late"].mean() for which in (pl.col("step") < step, pl.col("step") >= step)
+    )
+    return isinstance(before, float) and isinstance(after, float) and before > BEFORE * after
 
 
 def in_words(steps: tuple[int, int]) -> str:

@@ -275,7 +275,12 @@ def _in_turn(idle: pl.LazyFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Fr
 
 
 def with_names(
-    idle: pl.LazyFrame, launches: Frame, operators: Frame, ranges: Frame, frames: Frame
+    idle: pl.LazyFrame,
+    launches: Frame,
+    operators: Frame,
+    ranges: Frame,
+    frames: Frame,
+    os_calls: Frame = None,
 ) -> pl.LazyFrame:
     """What `idle_by_cause` gives, with `name` in place of `thread`, cut where that takes several names.
 
@@ -288,13 +293,21 @@ def with_names(
     lanes = here.select("rank", "thread").unique().lazy()
     # The outer ones of two with the same times first.
     columns = ("rank", "thread", "start", "end", "name")
-    rows = [
-        table.select(columns).join(lanes, on=["rank", "thread"], how="semi", maintain_order="left").collect()
-        for table in (ranges, *_nodes_first(operators, frames), launches)
-        if table is not None
-    ]
-    capture = pl.col("account") == CAPTURE
-    parts = [rest, *([named(some, rows)] if (some := here.filter(~capture)).height else [])]
+    rows, in_calls = (
+        [
+            table.select(columns)
+            .join(lanes, on=["rank", "thread"], how="semi", maintain_order="left")
+            .collect()
+            for table in tables
+            if table is not None
+        ]
+        for tables in ((ranges, *_nodes_first(operators, frames), launches), (os_calls,))
+    )
+    capture, other = pl.col("account") == CAPTURE, pl.col("account") == OTHER_HOST
+    parts = [rest]
+    # What proves a cause is called by that, not by the call of the system in which it waits.
+    for which, among in ((~capture & ~other, rows), (other, rows + in_calls)):
+        parts += [named(some, among)] if (some := here.filter(which)).height else []
     if (some := here.filter(capture)).height:  # all that a thread does there it does for the capture
         calls = rows[-1]
         names = calls["name"].unique().cast(pl.String).drop_nulls().to_list()
@@ -320,6 +333,7 @@ def host_by_cause(
     operators: Frame,
     ranges: Frame,
     frames: Frame,
+    os_calls: Frame = None,
 ) -> pl.LazyFrame:
     """What the host threads that matter did: rank, thread, account, start, end, disjoint and in order.
 
@@ -333,7 +347,7 @@ def host_by_cause(
         threads.append(work.select("rank", "thread").collect())
     near = _lanes(*threads, *(engines.select("rank", thread=role) for role in ("caller", "engine")))
     tables: dict[Row, Frame] = {"range": ranges, "operator": operators, "frame": frames, "launch": launches}
-    *claims, layer = _host_claims(steps, ranks, tables, near)
+    *claims, layer = _host_claims(steps, ranks, tables, os_calls, near)
     rank, thread, start, end = claims
     first, reach = intervals.united((rank, thread, layer), start, end)
     rank, thread, start, layer = (column[first] for column in (rank, thread, start, layer))
@@ -493,7 +507,11 @@ def _work(kernels: Frame, copies: Frame) -> Frame:
 
 
 def _host_claims(
-    steps: pl.LazyFrame, ranks: pl.LazyFrame, tables: Mapping[Row, Frame], lanes: tuple[Int, Int]
+    steps: pl.LazyFrame,
+    ranks: pl.LazyFrame,
+    tables: Mapping[Row, Frame],
+    os_calls: Frame,
+    lanes: tuple[Int, Int],
 ) -> tuple[Int, ...]:
     """What these host threads did: rank, thread, start, end, and the place of the account in `CLAIMING`; one
     row of the host may be in several."""
@@ -546,6 +564,8 @@ def _host_claims(
         else:
             marks = np.array([is_step_mark(name) for name in names], np.bool_)[named]
             claim(OTHER_HOST, [column[~marks] for column in times])
+    if os_calls is not None:  # a call of the system proves no cause: why it is made, other rows tell
+        claim_rows(OTHER_HOST, _of_lanes(os_calls.select(*TIMES).collect(), lanes))
     nothing = (np.zeros(0, np.int64),) * (len(TIMES) + 1)
     return tuple(np.concatenate(columns) for columns in zip(nothing, *parts, strict=True))
 

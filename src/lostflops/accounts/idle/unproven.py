@@ -8,9 +8,9 @@ OTHER_HOST_WORK = Account(
     noun="other CPU work",
     said_by_group=WHILE,
     meaning=LATE + "runs other code that the trace names.",
-    found="Ranges and frames on that thread that nothing above claims, and operators that run no other and "
-    "no call for a millisecond: they compute on the CPU. On a CPU-only trace also the autograd engine's own "
-    "time around operators, in which hooks run.",
+    found="Ranges, frames and calls of the operating system on that thread that nothing above claims, and "
+    "operators that run no other and no call for a millisecond: they compute on the CPU. On a CPU-only "
+    "trace also the autograd engine's own time around operators, in which hooks run.",
     remedy="`lostflops recipe idle-causes PATH --format csv` names the code, gap by gap.",
     order=130,
     verdict="Host-bound",

@@ -22,11 +22,11 @@ from lostflops.causes.names import (
 )
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding, milliseconds
-from lostflops.naming.standing_still import FILES, stands_still
+from lostflops.naming.standing_still import FILES, PIPES, stands_still
 from lostflops.naming.standing_still import WAITS as WAITS_FOR_OTHERS
 from lostflops.recipes.stretch_names import is_users
 
-BY_NAME, LOADING = "host-busy-elsewhere", "idle.data_loading"
+BY_NAME, LOADING, LAUNCHING = "host-busy-elsewhere", "idle.data_loading", "idle.launch_bound"
 # Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
 # lengthens just these pauses.
 BETWEEN_FROM = 0.15
@@ -97,7 +97,7 @@ def _can_go(name: str) -> bool:
     Python that is neither PyTorch's nor an optimizer's."""
     still = stands_still(name)
     if still is not None:
-        return still != WAITS_FOR_OTHERS
+        return still not in (WAITS_FOR_OTHERS, PIPES)
     theirs = name.startswith("torch/") or OPERATOR.match(name) or ON_CPU.search(name)
     return bool(FRAME.search(name)) and not theirs
 
@@ -154,6 +154,11 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
             f"Take {spoken(name)} out of the step: {ahead}, write on a thread of its own and less often, or "
             "keep the files on a faster disk."
         )
+    if still == PIPES:
+        return (
+            f"Find what {spoken(name)} reads or writes: files can be read ahead and written on a thread of "
+            "their own; where it waits for another process, such as a loader's worker, that has to be sooner."
+        )
     if still is not None:
         return f"Take {spoken(name)} out of the step."
     if ON_CPU.search(name):
@@ -192,6 +197,7 @@ def _is_work(name: str) -> bool:
 
 def _saving_or_logging(page: PageFindings, finding: Finding, parts: list[tuple[str, int]]) -> Finding:
     """The finding about checkpoints and logs as the one that it is about, by most of what is named in it."""
+    finding = _with_the_rest(page, finding, parts)
     if saved_or_logged(parts) == SAVED:
         own = tuple(name for name in page.given.named(finding.name) if name not in LOGGING.remedies)
         return replace(finding, claim=finding.claim.replace(SAVES_OR_LOGS, SAVES), remedies=own)
@@ -201,6 +207,22 @@ def _saving_or_logging(page: PageFindings, finding: Finding, parts: list[tuple[s
         claim=finding.claim.replace(SAVES_OR_LOGS, LOGS),
         next="Log less often.",
     )
+
+
+def _with_the_rest(page: PageFindings, finding: Finding, parts: list[tuple[str, int]]) -> Finding:
+    """With what the user's function that saves or logs does besides, such as building a line: that goes too.
+
+    One that launches work does more than that, as does what a script runs outside of functions.
+    """
+    function, names = _mostly_in(parts, sum(ns for _, ns in parts)), page.given.names.drop_nulls("name")
+    inside = [name for name in names["name"].unique() if _users_function(name) == function]
+    rest = names.filter(pl.col("name").is_in(inside), ~pl.col("account").is_in(finding.accounts))
+    ns = int(rest["ns"].sum()) // max(1, page.given.num_steps)
+    if not function or not ns or not rest.filter(account=LAUNCHING).is_empty():
+        return finding
+    idle = "nothing computes" if page.given.on_host else "the GPU idles"
+    fact = f"{spoken(function)} takes another {milliseconds(ns)} in which {idle}"
+    return replace(finding, ns_per_step=finding.ns_per_step + ns, evidence=(*finding.evidence, fact))
 
 
 def between_operators(page: PageFindings) -> None:

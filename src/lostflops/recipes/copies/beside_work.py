@@ -113,6 +113,9 @@ def with_bound(whole: pl.LazyFrame, totals: pl.LazyFrame, busiest: pl.LazyFrame)
             idle_share=pl.when(pl.col("step_time") > 0).then(
                 quotient(pl.col("idle_in_calls"), pl.col("step_time"))
             ),
+            hidden_share=pl.when(pl.col("step_time") > 0).then(
+                quotient(pl.col("hidden_in_steps"), pl.col("step_time"))
+            ),
             idle_per_step=pl.when(pl.col("steps") > 0).then(pl.col("idle_in_calls") // pl.col("steps")),
             # Null where the calls are: the least of two numbers would be the other.
             at_most=pl.when("_launched").then(
@@ -128,6 +131,7 @@ def with_bound(whole: pl.LazyFrame, totals: pl.LazyFrame, busiest: pl.LazyFrame)
 
 def on_every_rank(bounded: pl.LazyFrame, totals: pl.LazyFrame) -> pl.LazyFrame:
     """The kinds of copy, and a row of zeros for each rank with steps that copies nothing."""
+    shares = ("idle_share", "hidden_share")
     return nothing_elsewhere(bounded, totals, NOTHING).with_columns(
-        idle_share=pl.when(pl.col("copies") == 0).then(0.0).otherwise("idle_share")
+        pl.when(pl.col("copies") == 0).then(0.0).otherwise(pl.col(shares)).name.keep()
     )

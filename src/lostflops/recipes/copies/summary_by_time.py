@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import polars as pl
 
 from lostflops.columns import Bytes, Count, Id, Name, Number, Share, Time
-from lostflops.finding import Finding
+from lostflops.finding import Finding, percent
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.steps.totals import added_up, mean_share, num_ranks, per_step
 from lostflops.tables import Copies
 
 from .beside_work import on_every_rank, summed, with_bound
-from .cost import PINNING, advice, cost, costliest, facts, gain, held, hidden_by_nothing
+from .cost import PAGES, PINNING, advice, cost, costliest, facts, gain, held, hidden_by_nothing
 
 # Share of the step from which exposed copies are worth a finding (TraceLens: 5 % in one direction).
 WORTH_SAYING = 0.05
@@ -42,6 +42,7 @@ PAGEABLE_WORTH_SAYING = 0.01
         "in_steps": Time("exposed time inside steps"),
         "per_step": Time("exposed time per step"),
         "step_share": Share("share of the rank's step time in which these copies are exposed"),
+        "hidden_share": Share("share of the rank's step time in which these copies run beside other work"),
         "idle_in_calls": Time(
             "time inside steps, from a launching call on, in which the device does nothing before the copy "
             "or, up to the call's end, after it; null where a launch was not recorded"
@@ -144,6 +145,18 @@ PAGEABLE_WORTH_SAYING = 0.01
             ],
         ),
         Example(
+            "pages of managed memory move beside a kernel, which may wait for them",
+            given={
+                "copies": [
+                    {"start": 20, "end": 33, "direction": "migration to device", "host_memory": "managed"},
+                    {"start": 38, "end": 46, "direction": "migration to device", "host_memory": "managed"},
+                ],
+                "kernels": [{"start": 5, "end": 44}],
+                "steps": [{"start": 0, "end": 50}],
+            },
+            expect=[{"copies": 2, "hidden_in_steps": 19, "hidden_share": 0.38, "in_steps": 2}],
+        ),
+        Example(
             "a rank that copies nothing says so, since the mean rank that a finding is about copies less",
             given={
                 "copies": [{"start": 3, "end": 17, "launch_start": 0, "launch_end": 2}],
@@ -151,28 +164,10 @@ PAGEABLE_WORTH_SAYING = 0.01
                 "ranks": [{"rank": 0}, {"rank": 1}],
             },
             expect=[
-                {
-                    "rank": 0,
-                    "direction": "unknown",
-                    "host_memory": "unknown",
-                    "copies": 1,
-                    "in_steps": 14,
-                    "per_step": 14,
-                    "step_share": 14 / 40,
-                    "idle_in_calls": 3,
-                    "at_most": 17,
-                },
-                {
-                    "rank": 1,
-                    "direction": None,
-                    "host_memory": None,
-                    "copies": 0,
-                    "in_steps": 0,
-                    "per_step": 0,
-                    "step_share": 0.0,
-                    "idle_in_calls": 0,
-                    "at_most": 0,
-                },
+                {"rank": 0, "direction": "unknown", "host_memory": "unknown", "copies": 1, "in_steps": 14}
+                | {"per_step": 14, "step_share": 14 / 40, "idle_in_calls": 3, "at_most": 17},
+                {"rank": 1, "direction": None, "host_memory": None, "copies": 0, "in_steps": 0}
+                | {"per_step": 0, "step_share": 0.0, "hidden_share": 0.0, "idle_in_calls": 0, "at_most": 0},
             ],
         ),
     ],
@@ -228,4 +223,22 @@ def pageable_copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
             shared=True,
             accounts=("copy",),
             **gain(pageable, table),
+        )
+
+
+@copy_summary_by_time.finding(name="pages-move-beside-kernels", also=("unified-memory",))
+def pages_are_missed(table: pl.DataFrame) -> Iterator[Finding]:
+    """Pages that move beside kernels cost nothing where a prefetch asked for them, and else kernels' time."""
+    pages = table.filter(pl.col("direction").cast(pl.String).str.starts_with("migration"))
+    share = float(pages["hidden_share"].sum()) / num_ranks(table)
+    if share >= WORTH_SAYING:
+        yield Finding(
+            name="pages-move-beside-kernels",
+            claim=f"Managed memory moves while kernels run, for {percent(share, 1)} of step time: a kernel "
+            "that misses a page waits.",
+            gain="unknown",
+            evidence=facts(pages),
+            next=PAGES,
+            doubt="Pages that a prefetch moves in time make no kernel wait.",
+            shared=True,
         )

@@ -7,7 +7,7 @@ import polars as pl
 from lostflops.columns import Id, Instant, Name
 from lostflops.recipe import Example, recipe
 from lostflops.recipes.accounting import host_by_cause
-from lostflops.tables import Copies, Frames, Kernels, Launches, Operators, Ranges, Ranks, Steps
+from lostflops.tables import Copies, Frames, Kernels, Launches, Operators, OsCalls, Ranges, Ranks, Steps
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
@@ -81,6 +81,7 @@ def host_spans(
     operators: Operators | None,
     ranges: Ranges | None,
     frames: Frames | None,
+    os_calls: OsCalls | None,
 ) -> pl.LazyFrame:
     """List when the threads that launch work, and each rank's main thread, were at each cause of idleness.
 
@@ -91,4 +92,6 @@ def host_spans(
     nothing by itself, but without it the host would run further ahead, and that hides other gaps.
     """
     engines = backward_engines.collect()
-    return host_by_cause(steps, ranks, kernels, copies, launches, engines, operators, ranges, frames)
+    return host_by_cause(
+        steps, ranks, kernels, copies, launches, engines, operators, ranges, frames, os_calls
+    )

@@ -169,7 +169,7 @@ def one_gap_is_most(table: pl.DataFrame) -> Iterator[Finding]:
         several, last = ("s", f" to {gap['last_step']}") if gap["last_step"] > gap["step"] else ("", "")
         yield Finding(
             name="one-gap-is-most",
-            claim=f"The GPU of rank {gap['rank']} idles once for {milliseconds(ns)}, "
+            claim=f"Rank {gap['rank']} idles once for {milliseconds(ns)}, "
             f"{percent(ns, idle_ns)} of all its idle time.",
             gain="unknown",
             evidence=(

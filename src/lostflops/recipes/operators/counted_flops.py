@@ -50,12 +50,12 @@ def counted(
 ) -> dict[int, Work]:
     """Per rank what matrix products and attention ask for inside steps, as far as shapes tell.
 
-    Where launches are known, each kind of operator counts as far as its kernels lie inside steps; else all
+    Where launches are known, each call of an operator counts as far as its kernels lie inside steps; else all
     kinds count as far as the kernels of all of them do.
     """
     if operator_times is None or kernels is None:
         return {}
-    calls = operator_times.group_by(KINDS).agg(pl.col("calls", "device_total", "in_steps").sum())
+    calls = operator_times.group_by(KINDS).agg(pl.col("calls", "device_total", "calls_in_steps").sum())
     rows = calls.sort(KINDS, nulls_last=True).collect()
     matrix = _matrix_time(kernels, counted_steps)
     return {
@@ -82,16 +82,16 @@ def _of_rank(rows: pl.DataFrame, matrix: pl.DataFrame, causal: bool) -> Work:
     only_call = GROUPED.difference(matrix["operator"])
     totals = dict[str | None, float]()
     for name, shapes, dtypes, said, phase, calls, device, inside in rows.select(
-        *KINDS[1:], "calls", "device_total", "in_steps"
+        *KINDS[1:], "calls", "device_total", "calls_in_steps"
     ).iter_rows():
-        share = (inside / device if device else 0.0) if launched else in_steps / time if time else 0.0
-        if name not in FLOPS or name in only_call or not share:
+        ran = (inside if device else 0.0) if launched else calls * in_steps / time if time else 0.0
+        if name not in FLOPS or name in only_call or not ran:
             continue
         each = flops_of(name, shapes, dtypes)
         if each is None:
             missing += calls
             continue
-        flops = each * calls * share / (2 if causal and "attention" in name else 1)
+        flops = each * ran / (2 if causal and "attention" in name else 1)
         which = "again" if phase == "recompute" else "model"
         work = replace(work, **{which: getattr(work, which) + flops})
         precision = precision_of(dtypes) or said or usual

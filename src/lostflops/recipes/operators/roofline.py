@@ -31,8 +31,8 @@ def _launch(at: int, start: int, time: int) -> dict[str, Any]:
         "name": Name("operator"),
         "shapes": Text("input shapes"),
         "precision": Name("precision of the arithmetic; null where neither types nor kernels tell"),
-        "calls": Count("how often it ran"),
-        "time": Time("kernels launched in it, added up"),
+        "calls": Count("how often it ran; in steps that count, where the rank has any"),
+        "time": Time("kernels launched in it, added up; in steps that count, where the rank has any"),
         "flops": Count("FLOPs of one call; attention without regard to a mask, unless causal"),
         "bytes": Bytes("what one call at least reads and writes, with nothing in a cache before"),
         "intensity": Number("FLOPs per byte", unit="FLOP/B"),
@@ -112,10 +112,16 @@ def roofline(
     dense data-sheet rates at boost clocks; an unknown card has none. A small operator is far from both roofs
     because starting it takes longer.
     """
+    # What tunes or warms up before the steps is as long as it likes.
+    counts = pl.col("in_steps").filter(pl.col("device_total") > 0).sum().over("rank") > 0
     kinds = (
-        operator_times.filter(pl.col("device_total") > 0)
+        operator_times.with_columns(
+            time=pl.when(counts).then("in_steps").otherwise("device_total"),
+            calls=pl.when(counts).then("calls_in_steps").otherwise("calls"),
+        )
         .group_by(KINDS)
-        .agg(pl.col("calls").sum(), time=pl.col("device_total").sum())
+        .agg(pl.col("calls", "time").sum())
+        .filter(pl.col("time") > 0)
         .collect()
     )
     gpus = ranks.select("rank", "gpu").collect()
@@ -161,7 +167,7 @@ def _row(
         "name": name,
         "shapes": row["shapes"],
         "precision": precision,
-        "calls": calls,
+        "calls": max(1, round(calls)),
         "time": time,
         "flops": None if flops is None else round(flops),
         "bytes": moved,

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from lostflops import intervals
-from lostflops.columns import Count, Id, Name, Text, Time
+from lostflops.columns import Count, Id, Name, Number, Text, Time
 from lostflops.recipe import Example, recipe
 from lostflops.recipes.operators.launched import added, launched, numbered, with_children, with_device
 from lostflops.tables import Copies, Frames, Kernels, Operators, Ranks
@@ -42,6 +42,11 @@ MM = {"name": "aten::mm", "thread": 7, "shapes": "[[7, 5],\n [5, 3]]", "dtypes":
         "in_steps": Time(
             "the part of `device_total` inside steps that count; of `host_total` without a device"
         ),
+        "calls_in_steps": Number(
+            "how often it ran in steps that count; of a call that reaches out of them, the part of its time "
+            "that lies inside",
+            unit="calls",
+        ),
         "precision": Name("precision of most kernel time that it launched itself; null when none says"),
     },
     examples=[
@@ -67,12 +72,27 @@ MM = {"name": "aten::mm", "thread": 7, "shapes": "[[7, 5],\n [5, 3]]", "dtypes":
             expect=[
                 {"rank": 0, "name": "aten::linear", "shapes": None, "dtypes": None, "phase": "forward"}
                 | {"called_from": "train.py(9): step", "calls": 1, "host_self": 9, "host_total": 20}
-                | {"device_self": 2, "device_total": 19, "in_steps": 10, "precision": None},
+                | {"device_self": 2, "device_total": 19, "in_steps": 10, "calls_in_steps": 10 / 19}
+                | {"precision": None},
                 {"rank": 0, "name": "aten::mm", "shapes": "[[7,5],[5,3]]", "dtypes": '["float","float"]'}
                 | {"phase": "forward", "called_from": "train.py(9): step", "calls": 1, "host_self": 11}
                 | {"host_total": 11, "device_self": 17, "device_total": 17, "in_steps": 10}
-                | {"precision": "bf16"},
+                | {"calls_in_steps": 10 / 17, "precision": "bf16"},
             ],
+        ),
+        Example(
+            "a call that launches outside of steps counts by that, one that launches nothing by the host",
+            given={
+                "operators": [{"start": at, "end": at + 8} | MM for at in (0, 20, 36)],
+                "kernels": [
+                    {"start": at + 9, "end": at + 9 + time, "thread": 7, "launch_start": at + 3, "device": 0}
+                    for at, time in ((0, 500), (20, 4))
+                ],
+                "steps": [{"start": 12, "end": 40, "step": 3}],
+                "ranks": [{"device_kind": "gpu"}],
+            },
+            expect=[{"name": "aten::mm", "calls": 3, "device_total": 504, "in_steps": 32}
+                    | {"calls_in_steps": 28 / 500 + 1 + 4 / 8}],
         ),
         Example(
             "an operator that outlasts the one around it has own time up to that end: none is below zero",
@@ -132,12 +152,13 @@ def operator_times(
             in_steps=pl.when(known).then(pl.Series(with_children(forest, inside))).otherwise("host_inside"),
             position=pl.int_range(pl.len(), dtype=pl.Int64),
         )
+        .with_columns(calls_in_steps=_share_inside())
     )
     summed = (
         each.filter(pl.Series(kept, dtype=pl.Boolean))
         .group_by(KINDS)
         .agg(
-            pl.col("host_self", "in_steps").sum(),
+            pl.col("host_self", "in_steps", "calls_in_steps").sum(),
             calls=pl.len().cast(pl.Int64),
             host_total=pl.col("length").sum(),
             device_self=_sum_or_null("device_self"),
@@ -180,6 +201,15 @@ def _callers(rows: pl.DataFrame, frames: pl.LazyFrame | None) -> pl.Series:
     return intervals.innermost(points, own.select(*lane, name), ("rank", "thread"), "name").alias(
         "called_from"
     )
+
+
+def _share_inside() -> pl.Expr:
+    """The part of each call that lies inside steps: of what it launched, or of its own time where that is
+    nothing."""
+    launches = pl.col("device_total").fill_null(0) > 0
+    part = pl.when(launches).then("in_steps").otherwise("host_inside")
+    whole = pl.when(launches).then("device_total").otherwise("length")
+    return pl.when(whole > 0).then(part / whole).otherwise(0.0)
 
 
 def _sum_or_null(column: str) -> pl.Expr:

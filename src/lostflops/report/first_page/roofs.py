@@ -106,8 +106,11 @@ def _short(name: str, shapes: str | None) -> str:
 def _modules(spent: Budget, answers: Mapping[str, Answer], missing: list[str]) -> Iterator[FactLine]:
     """The classes of modules whose own work takes longest, without those inside them."""
     answer = answers.get("module_summary")
-    if answer is None or not answer.table["module"].count():
+    if answer is None:
         missing.append("modules: no Python frames were recorded, `--what cuda,shapes,python` records them")
+        return
+    if not answer.table["module"].count():
+        missing.append("modules: none is among the recorded Python frames")
         return
     table = answer.table.drop_nulls("per_step")
     ranks = max(1, table["rank"].n_unique())
