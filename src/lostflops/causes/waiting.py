@@ -121,7 +121,11 @@ def join_waiting(page: PageFindings) -> None:
     # Stages pass lateness on: the schedule has what uneven work does not explain.
     by_work = min(left, explained_by_work(given)) if uneven and has_stages(given) else 0
     sure = min(moving, given.surely_waited // max(1, given.num_steps)) if has_stages(given) else 0
-    told = join_stages(page, left - by_work + sure, paused_in_pairs, slow, of_stage, sure, alone=alone)
+    # What waits without the link is the schedule's, or that of ranks with more of their own.
+    of_schedule = left - explained_by_own(given) if given.over_slow_links and slow is None else 0
+    told = join_stages(
+        page, left - by_work + sure, paused_in_pairs, slow, of_stage, sure, of_schedule, alone=alone
+    )
     # Operations whose members are not all here are no waiting in the ledger.
     moving, left = moving - max(0, told - left), max(0, left - told)
     if late is not None and page.reaches(left, WAITS_FROM):
@@ -330,7 +334,9 @@ def _slow_link(page: PageFindings, waited: int, *, alone: bool) -> tuple[int, in
     if alone and not has_stages(given):
         most = int(links["at_most"].sum()) - slow.size
         held = max(held, min(most, waited - explained_by_own(given)))
-    held = min(waited, held)
+    if given.over_slow_links:  # stages pass it on: what others wait for it is what a replay gains beside
+        held = given.over_slow_links - slow.size
+    held = min(waited, max(0, held))
     held = held if page.reaches(held, WAITING_TOLD) else 0
     # Transfers that have none to be compared with may pass the link too.
     told = replace(slow, ns_per_step=max(slow.ns_per_step, slow.size + held, faster_links_at_most(given)))
