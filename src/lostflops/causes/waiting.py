@@ -91,7 +91,7 @@ def join_waiting(page: PageFindings) -> None:
     if late is not None and takes_turns(late, given):
         late = None
     uneven = late is not None and shares_lateness(late, given)
-    slow = slowest_stage(given) if late is None or _has_more(late, given) else None
+    slow = slowest_stage(given) if late is None or _is_late_beside(late, given) else None
     in_stage = late is not None and slow is not None and late.rank in slow.ranks and bool(stages(given))
     of_stage = late.explains if late is not None and in_stage and not uneven else 0
     late = None if uneven or of_stage else late
@@ -309,8 +309,11 @@ def _recorded_apart(given: Given, late: Late) -> Iterator[str]:
         yield f"Python's stacks were recorded for {those}, and recording them makes its CPU slower."
 
 
-def _has_more(late: Late, given: Given) -> bool:
-    """Whether the rank is late for it has more to do than the others, and not for its device is slow."""
+def _is_late_beside(late: Late, given: Given) -> bool:
+    """Whether a stage may be slow as well: the rank is not late by computing, or has more to do than the
+    others and no slow device."""
+    if "compute" not in (late.cause, *also(late)):
+        return True
     slower = slower_compute(late.rank, given) if late.cause == "compute" else None
     return slower is not None and not slower[1]
 
