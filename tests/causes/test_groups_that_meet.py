@@ -140,3 +140,25 @@ def test_who_waits_for_a_late_rank_passes_its_lateness_on(tmp_path: Path) -> Non
     findings = job(tmp_path, work, 620).findings
     assert findings[0].rank == 3 and "the others wait 1.00 ms for it" in findings[0].claim
     assert [f.name for f in findings] == ["rank-arrives-last"]
+
+
+def test_a_rank_that_sends_and_receives_at_a_time_loses_the_time_once(tmp_path: Path) -> None:
+    """Ranks 2 and 3 exchange messages in both directions for 40 units at a time, 0 and 1 for 10."""
+    tables: dict[str, Any] = {"ranks": [], "steps": [], "kernels": [], "collectives": []}
+    for rank in range(4):
+        about = {"device_kind": "gpu", "world_size": 4, "clock_error": 1, "main_thread": 7}
+        tables["ranks"].append({"rank": rank, "end": STEPS * 300 * US, **about})
+        for step in range(STEPS):
+            at = step * 300
+            tables["steps"].append({"rank": rank, "step": step, "start": at * US, "end": (at + 300) * US})
+            computes = {"start": at * US, "end": (at + 200) * US, "family": "gemm", "stream": 7}
+            tables["kernels"].append({"rank": rank, **computes})
+            for kind, stream in (("send", 8), ("receive", 9)):
+                moves = 40 if rank > 1 else 10
+                row = {"rank": rank, "start": (at + 200) * US, "end": (at + 200 + moves) * US}
+                tables["kernels"].append({**row, "family": "communication", "stream": stream})
+                told = {"kind": kind, "peer": rank ^ 1, "bytes_in": 1 << 20, "stream": stream}
+                tables["collectives"].append({**row, "arrival": row["start"], **told})
+    page = lostflops.why(made(tmp_path, tables))
+    slow = next(f for f in page.findings if f.name == "slow-link")
+    assert slow.size == 2 * 30 * US // 4

@@ -81,3 +81,21 @@ def test_a_device_that_is_slow_for_dense_kernels_is_so_for_grouped_ones(dense: i
     """Of experts that got more tokens, the layers around keep their pace."""
     told = slower_compute(1, given(150, dense))
     assert told is not None and told[1] is slow
+
+
+def test_a_larger_batch_beside_large_weights_is_more_work_and_no_slow_cpu() -> None:
+    """Products of 96 rows and of 32 with weights of 512 by 2,048: three times the FLOPs, 4 % more input."""
+    rows = [
+        {"rank": rank, "family": "gemm", "kernel": kernel, "calls": 4, "time": time}
+        for rank, kernel, time in (
+            (0, "aten::mm|[[32, 512], [512, 2048]]", 100),
+            (1, "aten::mm|[[96, 512], [512, 2048]]", 300),
+            (2, "aten::mm|[[32, 512], [512, 2048]]", 100),
+        )
+    ]
+    job = replace(given(100, 100), work=pl.DataFrame(rows, schema=WORK), on_host=True)
+    told = slower_compute(1, replace(job, flops={0: 1e6, 1: 3e6, 2: 1e6}))
+    more = "its operators ask for 3 times as many FLOPs: it has more work, such as longer sequences"
+    assert told == (more, False)
+    alike = slower_compute(1, replace(job, flops={0: 1e6, 1: 1e6, 2: 1e6}))
+    assert alike == ("it takes longer for inputs that are no larger than theirs", True)

@@ -139,6 +139,20 @@ def test_a_slow_link_is_told_before_what_it_lengthens(
     assert first.ns_per_step > cost  # it says at most
 
 
+@pytest.mark.parametrize("text", ["pp4-m8", "pp2-dp2-gpipe-m6", "pp2-dp2-zb-m4"])
+def test_what_stages_wait_for_a_slow_link_is_the_links_and_the_rest_the_schedules(
+    tmp_path: Path, text: str
+) -> None:
+    slow = job(text, 4, slow_links={1: 15.0})
+    findings, cost = why(tmp_path / "slow", slow)
+    healthy, _ = why(tmp_path / "healthy", replace(slow, slow_links={}))
+    costs = {f.name: f.size for f in findings}
+    assert [*costs] == ["slow-link", "pipeline-bubble"] or [*costs] == ["pipeline-bubble", "slow-link"]
+    assert costs["slow-link"] == pytest.approx(cost, rel=0.05)
+    assert costs["pipeline-bubble"] == pytest.approx(healthy[0].size, rel=0.05)
+    assert not any("A faster network does not help" in f.next for f in findings)
+
+
 @pytest.mark.parametrize(("text", "ranks"), [("pp4-dp4-m6", 16), ("tp2-dp8", 16), ("pp4-dp2-zb-m8", 8)])
 def test_ranks_on_other_nodes_have_no_slow_link(tmp_path: Path, text: str, ranks: int) -> None:
     findings, _ = why(tmp_path, job(text, ranks))

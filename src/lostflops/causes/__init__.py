@@ -151,7 +151,9 @@ def _may_cause(fault: Finding, finding: Finding, given: Given) -> bool:
         unknown = 2 * given.accounts.get("communication.exposed", 0) >= finding.size
         between = len(given.steps) > 1 and main_purpose(given.purposes) == STAGES
         return fault.name == SLOW_LINK or (unknown and between)
-    return (finding.name == BUBBLE and finding.rank is None) or finding.accounts == ("communication.wait",)
+    # A stage that has more to do is a cause of its own.
+    waits = finding.name == BUBBLE or finding.accounts == ("communication.wait",)
+    return waits and finding.rank is None
 
 
 def _place(finding: Finding, least_fault: int | None) -> tuple[bool, int, bool, str, str]:

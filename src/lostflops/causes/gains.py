@@ -37,6 +37,17 @@ def predicted(findings: tuple[Finding, ...], session: Session, mean_step: float)
     return tuple(_by_worth(told))
 
 
+def gained(session: Session, edit: str) -> int:
+    """What a mean step gains by an edit, as a replay has it, ns; 0 where none tells, or it gains nothing.
+
+    Raises LostflopsError where the recording has no replay.
+    """
+    if session.trace.manifest.num_events > MOST_EVENTS:
+        return 0
+    gain = session.predicted([edit])[edit]
+    return 0 if gain.refused else max(0, gain.ns)
+
+
 def _by_worth(findings: Sequence[Finding]) -> list[Finding]:
     """The findings in their order, but what gains far less than it costs after what is worth more."""
     placed = list(findings)

@@ -22,7 +22,8 @@ from lostflops.recipes.transfers import lengthened
 from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import Trace
 
-from .declared import remedies
+from .declared import edits, remedies
+from .gains import gained
 from .names import bytes_of
 from .purposes import (
     CALLED,
@@ -116,6 +117,8 @@ class Given:
     waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
     held_back: int = 0
     surely_waited: int = 0
+    # What stages gain per step without slow links, by a replay, ns; 0 where none knows.
+    over_slow_links: int = 0
     beyond_fastest: int = 0
     between_nodes: int = 0  # pauses between kernels of one graph, ns
     clocks_apart: int = 0
@@ -229,7 +232,11 @@ def has_stages(given: Given) -> bool:
     if given.purposes.get(RING, 0) > given.purposes.get(STAGES, 0):
         return False
     table = given.table("communication_wait")
-    return table is not None and "in_pairs" in table.columns and bool(table["in_pairs"].sum())
+    return table is not None and _in_pairs(table)
+
+
+def _in_pairs(waits: pl.DataFrame) -> bool:
+    return "in_pairs" in waits.columns and bool(waits["in_pairs"].sum())
 
 
 def exposed_for(given: Given) -> Iterator[str]:
@@ -287,6 +294,12 @@ def gather(
         matches, runs = _table(session, "communication_matches"), _table(session, "device_runs")
         return 0 if matches is None or runs is None else surely_waited(matches, runs, counted)
 
+    def over_links(session: Session, counted: pl.DataFrame) -> int:
+        links, waits = answers.get("communication_slow_links"), answers.get("communication_wait")
+        if not links or not links.findings or waits is None or not _in_pairs(waits.table):
+            return 0
+        return gained(session, edits()[links.findings[0].name])
+
     def meeting() -> pl.DataFrame:
         matches = _table(session, "communication_matches")
         return MEETING.to_frame() if matches is None else met(matches)
@@ -328,6 +341,7 @@ def gather(
         meeting=_sets(folded("meeting", MEETING, meeting)) if many else (),
         first_waits=total("first_waits", first) if many else 0,
         held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
+        over_slow_links=total("over_slow_links", over_links) if many else 0,
         surely_waited=total("surely_waited", sure) if many and missing else 0,
         beyond_fastest=total("beyond_fastest", lambda session, counted: exposed().beyond_fastest())
         if missing

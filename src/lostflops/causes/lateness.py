@@ -21,7 +21,7 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.finding import milliseconds, percent
 from lostflops.recipes.accounting import WAIT
 
-from .given import COMMUNICATION, OTHER_HOST, Given, has_stages
+from .given import CHECKPOINT, COMMUNICATION, OTHER_HOST, Given, has_stages
 from .host import BETWEEN, SYNCS
 from .host import WAITS as SYNCHRONISING_CALLS
 from .longer_compute import ALIKE, slower_compute
@@ -47,7 +47,8 @@ AS_A_RULE = 0.8  # of the steps, in which ranks are late that are so together
 PASSED_ON = 0.03  # of the step, from which on waiting least tells a late rank that is not blamed for most
 ALONE = 0.8  # of what even ranks gain, from which on it is one rank that is late
 VARIES = 1.25  # times its least lateness in a step: that of a rank whose batches are uneven
-TRANSFER = "communication.transfer"
+NEARLY_ALL = 0.9  # of exposed copies, that checkpoints make
+COPY, TRANSFER = "copy", "communication.transfer"
 NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble", "idle.other_device")
 # What a rank may spend on others beside: its host waits for its device, which waits for them.
 MAY_WAIT = (*NOT_OWN, SYNCHRONISING, "idle.dependency")
@@ -81,8 +82,13 @@ def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
     # by how much the last comes after the next to last adds up to more than the ranks' steps can shorten.
     others = (waiting for rank, (_, waiting) in _spent(given).items() if rank != worst["rank"])
     explains = max(worst["per_step"] or 0, given.waited_for(worst["rank"]))
+    if has_stages(given):  # they wait for the schedule, too, and for no pause longer than it lasts
+        explains = min(explains, excess.ns * (ranks - 1) // ranks)
+        waited = min(waited, excess.ns)
     most = max(waited, explains * ranks // (ranks - 1))
-    saved = min([lead, *others])
+    saved = min([lead, *(others := [*others])])
+    if has_stages(given) and 2 * saved < most:  # the next to last is late for it, too: lateness is passed on
+        saved = min([most, excess.ns, *others])
     # Who never waits is no sooner done because another comes earlier, whatever it transfers.
     idly = given.by_rank(*(account for account in MAY_WAIT if account != TRANSFER))
     least = min(idly.get(rank, 0) for rank in given.meet(worst["rank"]) if rank != worst["rank"])
@@ -253,6 +259,9 @@ def _excess(given: Given, rank: int) -> Excess | None:
     if rank not in steps or not others:
         return None
     own = given.ledger.filter(~pl.col("account").is_in(NOT_OWN), pl.col("rank").is_in([*steps]))
+    copied = int(own.filter(account=COPY)["ns"].sum())
+    if copied and given.in_checkpoints >= NEARLY_ALL * copied:  # a checkpoint copies what it saves
+        own = own.with_columns(pl.col("account").replace(COPY, CHECKPOINT))
     waits, thread = _waits_often(given, rank), held_up(given, [rank])
     if waits:  # its launches and its Python show because it never runs ahead
         refilling = pl.when(pl.col("account").is_in(BETWEEN)).then(pl.lit(SYNCHRONISING)).otherwise("account")

@@ -123,6 +123,8 @@ def slower_compute(rank: int, given: Given) -> tuple[str, bool] | None:
         if ratio > 1 + ALIKE:
             larger = f"the inputs of its operators are {ratio:.2g} times as large as theirs"
             return f"{larger}: it has more work, such as {_such(given)}", False
+        if more := _flops_more(rank, given):  # weights that all ranks have make the inputs of products alike
+            return f"{more.removeprefix('and ')}: it has more work, such as {_such(given)}", False
         return "it takes longer for inputs that are no larger than theirs", True
     return f"it runs other or larger {kind} than they do: it has more work, such as {_such(given)}", False
 

@@ -57,6 +57,7 @@ def join_stages(
     slow: SlowStage | None,
     of_stage: int,
     sure: int = 0,
+    of_schedule: int = 0,
     *,
     alone: bool,
 ) -> int:
@@ -65,7 +66,8 @@ def join_stages(
     `paused` ns of what they wait in sends and receives have another cause, and are not in `waited` either;
     `of_stage` ns beside those are for a stage that has more to do. Stages that have no more to do wait in the
     collective that ends the step. Where nothing else makes ranks wait (`alone`), and all wait alike, that is
-    the schedule's as well; and so are `sure` ns of `waited` where some ranks are missing.
+    the schedule's as well; and so are `sure` ns of `waited` where some ranks are missing, and `of_schedule`
+    ns that nothing else makes them wait.
     """
     given = page.given
     table = given.table("communication_wait")
@@ -76,7 +78,8 @@ def join_stages(
     ns = min(waited, ns + of_stage)
     in_the_end = 0
     if ns and alone:
-        in_the_end = waited - ns if _all_wait_alike(table, given) else min(sure, waited - ns)
+        others = waited - ns
+        in_the_end = others if _all_wait_alike(table, given) else min(max(sure, of_schedule - ns, 0), others)
     ns += in_the_end
     on_host = page.of(BUBBLE)
     cost = ns + (on_host.size if on_host else 0)

@@ -91,7 +91,7 @@ def join_waiting(page: PageFindings) -> None:
     if late is not None and takes_turns(late, given):
         late = None
     uneven = late is not None and shares_lateness(late, given)
-    slow = slowest_stage(given) if late is None or _has_more(late, given) else None
+    slow = slowest_stage(given) if late is None or _is_late_beside(late, given) else None
     in_stage = late is not None and slow is not None and late.rank in slow.ranks and bool(stages(given))
     of_stage = late.explains if late is not None and in_stage and not uneven else 0
     late = None if uneven or of_stage else late
@@ -121,7 +121,11 @@ def join_waiting(page: PageFindings) -> None:
     # Stages pass lateness on: the schedule has what uneven work does not explain.
     by_work = min(left, explained_by_work(given)) if uneven and has_stages(given) else 0
     sure = min(moving, given.surely_waited // max(1, given.num_steps)) if has_stages(given) else 0
-    told = join_stages(page, left - by_work + sure, paused_in_pairs, slow, of_stage, sure, alone=alone)
+    # What waits without the link is the schedule's, or that of ranks with more of their own.
+    of_schedule = left - explained_by_own(given) if given.over_slow_links and slow is None else 0
+    told = join_stages(
+        page, left - by_work + sure, paused_in_pairs, slow, of_stage, sure, of_schedule, alone=alone
+    )
     # Operations whose members are not all here are no waiting in the ledger.
     moving, left = moving - max(0, told - left), max(0, left - told)
     if late is not None and page.reaches(left, WAITS_FROM):
@@ -305,8 +309,11 @@ def _recorded_apart(given: Given, late: Late) -> Iterator[str]:
         yield f"Python's stacks were recorded for {those}, and recording them makes its CPU slower."
 
 
-def _has_more(late: Late, given: Given) -> bool:
-    """Whether the rank is late for it has more to do than the others, and not for its device is slow."""
+def _is_late_beside(late: Late, given: Given) -> bool:
+    """Whether a stage may be slow as well: the rank is not late by computing, or has more to do than the
+    others and no slow device."""
+    if "compute" not in (late.cause, *also(late)):
+        return True
     slower = slower_compute(late.rank, given) if late.cause == "compute" else None
     return slower is not None and not slower[1]
 
@@ -330,7 +337,9 @@ def _slow_link(page: PageFindings, waited: int, *, alone: bool) -> tuple[int, in
     if alone and not has_stages(given):
         most = int(links["at_most"].sum()) - slow.size
         held = max(held, min(most, waited - explained_by_own(given)))
-    held = min(waited, held)
+    if given.over_slow_links:  # stages pass it on: what others wait for it is what a replay gains beside
+        held = given.over_slow_links - slow.size
+    held = min(waited, max(0, held))
     held = held if page.reaches(held, WAITING_TOLD) else 0
     # Transfers that have none to be compared with may pass the link too.
     told = replace(slow, ns_per_step=max(slow.ns_per_step, slow.size + held, faster_links_at_most(given)))

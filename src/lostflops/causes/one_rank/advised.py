@@ -28,7 +28,8 @@ def key_of(cause: str, device_slow: bool, logged: bool = False) -> str:
     """The name that remedies know such lateness by."""
     if logged:
         return LOGGING.name
-    return FINDING_OF.get(cause, "slow-device" if device_slow else UNEVEN)
+    own = "slow-device" if device_slow else UNEVEN if cause == "compute" else cause
+    return FINDING_OF.get(cause, own)
 
 
 def _advice(page: PageFindings, cause: str, device_slow: bool) -> str:

@@ -116,10 +116,13 @@ def communication_slow_links(
         ratio=pl.col("latency") / pl.col("usual")
     )
     # What is computed meanwhile hides the usual first.
-    bare = intervals.inside(
+    longer = (
         moving.join(compared.select("among", *of, "ratio"), on=["among", *of], nulls_equal=True)
-        .select("rank", "end", "among", *of, start=pl.col("end") - beyond_usual())
-        .lazy(),
+        .with_columns(slow=pl.col("ratio") >= SLOWER, start=pl.col("end") - beyond_usual())
+        .sort("rank", "start", "end", "among", *of)
+    )
+    bare = intervals.inside(
+        longer.select("rank", "among", *of, "end", start=_since_earlier_ones("rank", "slow")).lazy(),
         compute_gaps,
         {"bare": pl.col("in_step")},
     )
@@ -145,6 +148,13 @@ def communication_slow_links(
         .sort("lost_per_step", "among", *of, descending=[True] + [False] * 5)
         .lazy()
     )
+
+
+def _since_earlier_ones(*by: str) -> pl.Expr:
+    """Where an interval begins that has no time of those before it: of a send and a receive at a time, a rank
+    loses the longer one. Rows stand by start."""
+    before = pl.col("end").cum_max().shift(1).over(*by)
+    return pl.min_horizontal("end", pl.max_horizontal("start", before))
 
 
 def _blamed(compared: pl.DataFrame) -> int | None:

@@ -1,0 +1,62 @@
+"""Stages of a pipeline with more than one cause, or a pause: each has its own waiting."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import lostflops
+from lostflops.finding import Finding
+from lostflops.lab.simulate.faults import faults
+from lostflops.lab.simulate.instructions import Busy
+from lostflops.lab.simulate.job import Planted, SimulatedJob
+from lostflops.lab.simulate.strategy import strategy
+from lostflops.lab.simulate.writing import simulate
+
+MS = 1_000_000
+LOADER = ("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
+HEALTHY = SimulatedJob(strategy("pp4-m8", 4), seed=77, steps=3, warmup=1, layers=4)
+
+
+def loads(rank: int, ns: int) -> tuple[Planted, ...]:
+    return (Planted("input", (Busy(ns, (LOADER,)),), frozenset({rank})),)
+
+
+def told(folder: Path, job: SimulatedJob) -> tuple[Finding, ...]:
+    simulate(job, folder)
+    return lostflops.why(folder).findings
+
+
+def test_a_stage_that_costs_more_than_a_slow_link_comes_first(tmp_path: Path) -> None:
+    """A stage of twice the layers needs no slow link to make the others wait."""
+    findings = told(tmp_path, replace(HEALTHY, more_layers={1: 1}, slow_links={1: 14.0}))
+    assert [(f.name, f.rank) for f in findings] == [("pipeline-bubble", 1), ("slow-link", 1)]
+    assert findings[0].claim.startswith("Rank 1 is the slowest pipeline stage")
+
+
+def test_a_slow_stage_is_named_beside_a_rank_that_is_late_for_another_reason(tmp_path: Path) -> None:
+    job = replace(HEALTHY, planted=loads(1, 150 * MS), slow_ranks={2: (1.6, 0)})
+    late, slow = told(tmp_path, job)
+    assert late.rank == 1 and "data loading" in late.claim
+    assert slow.claim.startswith("Rank 2 is the slowest pipeline stage") and "GPU clocks" in slow.next
+
+
+def test_nobody_waits_longer_for_a_pause_of_the_first_stage_than_it_lasts(tmp_path: Path) -> None:
+    late, bubble = told(tmp_path / "late", replace(HEALTHY, planted=loads(0, 130 * MS)))
+    (schedule,) = told(tmp_path / "healthy", HEALTHY)
+    assert late.rank == 0 and "the others wait 131 ms for it" in late.claim
+    assert late.size == pytest.approx(130 * MS, rel=0.02)
+    assert bubble.size == pytest.approx(schedule.size, rel=0.02)
+
+
+def test_a_pause_that_makes_the_next_to_last_late_too_costs_more_than_their_distance(tmp_path: Path) -> None:
+    """Rank 0 saves in two of three steps; rank 1 is slow as well, and is last but one."""
+    slow = replace(HEALTHY, slow_ranks={1: (1.6, 0)})
+    saving = faults()["checkpoint-pauses"].planted(slow, 268 * MS, Random("checkpoint-pauses/1")).job
+    late = told(tmp_path, saving)[0]
+    assert late.rank == 0 and 100 * MS < late.size < 150 * MS
+    assert "ms of checkpoints; the others wait" in late.claim  # with what they copy
+    assert "sequence lengths" not in late.next and "length-grouping" not in (late.remedies or ())
