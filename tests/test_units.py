@@ -125,7 +125,9 @@ def test_what_is_no_range_is_refused_in_words(
 
 def test_counts_are_read_with_and_without_thousands() -> None:
     assert [units.count(text) for text in ("0", "4096", "4,096", "1_000_000")] == [0, 4096, 4096, 10**6]
-    for wrong in ("", "-1", "1.5", "4,09", "1e3", "many"):
+    with pytest.raises(BadOption, match=r"`--gpus` is '-1,024', which is below zero"):
+        units.count("-1,024", "--gpus")
+    for wrong in ("", "--1", "1.5", "4,09", "1e3", "many"):
         with pytest.raises(BadOption, match=r"`--gpus` is .* no whole number"):
             units.count(wrong, "--gpus")
 

@@ -91,6 +91,8 @@ def _given(text: str, flag: str) -> str:
 def count(text: str, flag: str = "") -> int:
     """A whole number, with commas or underscores between thousands or without."""
     found = _COUNT.fullmatch(text)
+    if not found and _COUNT.fullmatch(text.strip().removeprefix("-")):
+        raise BadOption(f"{_given(text, flag)} below zero.", "count from 0 or 1 on.")
     if not found:
         raise BadOption(f"{_given(text, flag)} no whole number.", "write it in digits, as in 4096 or 4,096.")
     return int(found[1].replace(",", "").replace("_", ""))

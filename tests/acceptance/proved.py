@@ -120,7 +120,7 @@ def summary(found: Sequence[Measured]) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="proved")
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--only", default="", help="only jobs whose name contains this")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")

@@ -65,31 +65,41 @@ def document(path: str = "f.json") -> dict[str, Any]:
 # A busy machine makes each sleep some ms longer: 20 against 100 ms stay apart in each start.
 def test_a_planted_slowdown_is_found_and_all_of_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        prove("--json", "f.json", "--html", "p.html", before="20, steps=15", after="100, steps=15, loss=0.5")
+        prove(
+            "--json",
+            "f.json",
+            "--html",
+            "p.html",
+            before="20, steps=15",
+            after="100, steps=15, loss=0.5",
+            pairs=6,
+        )
         == 0
     )
     said, told = capsys.readouterr()
     assert said.startswith("Slower: ") and "more time per step" in said
-    assert "95 % interval, 3 interleaved pairs" in said and "LOSS APART from step 0 on" in said
-    assert "pair 3 of 3: " in told
+    assert "95 % interval, 6 interleaved pairs" in said and "LOSS APART from step 0 on" in said
+    assert "pair 6 of 6: " in told
     found = document()
-    assert found["verdict"] == "slower" and found["pairs"] == 3 and found["stopped"] is None
+    assert found["verdict"] == "slower" and found["pairs"] == 6 and found["stopped"] is None
     assert 1.2 < found["low"] < found["ratio"] < found["high"] and found["resolution"] > 0
     assert found["loss"]["parity"] == "apart" and found["memory"][0]["peak"] == "peak_resident"
-    assert len(found["values"]["before_ns"]) == 3
+    assert len(found["values"]["before_ns"]) == 6
     page = Path("p.html").read_text()
-    assert page.count("<circle") == 4 and "<script" not in page and "Slower" in page
+    assert page.count("<circle") == 7 and "<script" not in page and "Slower" in page
     # Nothing is recorded in full, and PyTorch was not needed.
     assert not list(Path("out").rglob("window-*"))
     assert main(["prove", "out"]) == 0
     again = capsys.readouterr().out
     assert said.startswith(again.rstrip()) and "Results: out" in said and "Results" not in again
     (plan, *pairs, end) = [json.loads(x) for x in (Path("out") / run_folder.PROOF).read_text().splitlines()]
-    assert (plan["kind"], [p["pair"] for p in pairs], end["kind"]) == ("plan", [1, 2, 3], "end")
+    assert (plan["kind"], [p["pair"] for p in pairs], end["kind"]) == ("plan", [*range(1, 7)], "end")
 
 
-def test_pairs_run_in_turns_and_more_can_be_added(capsys: pytest.CaptureFixture[str]) -> None:
-    assert prove(pairs=2) == 0
+def test_pairs_run_in_the_drawn_order_and_more_can_be_added(capsys: pytest.CaptureFixture[str]) -> None:
+    assert prove("--seed", "1", "--json", "f.json", pairs=2) == 0
+    assert document()["order"] == {"seed": 1, "first": ["before", "after"]}
+    assert "fewer than 6 pairs have too few orders of starts" in capsys.readouterr().err
     began = [
         json.loads(next(Path("out").glob(f"{name}/node-*/steps-*")).read_text().splitlines()[0])["wall"]
         for name in ("pair-001-before", "pair-001-after", "pair-002-after", "pair-002-before")
@@ -115,7 +125,7 @@ def test_what_is_expected_and_not_shown_is_exit_status_1(capsys: pytest.CaptureF
 def test_a_gain_with_a_loss_that_is_no_number_is_not_what_was_expected(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert prove("--expect", "faster", before="40", after="2, loss=1e999 * 0") == 1
+    assert prove("--expect", "faster", before="40", after="2, loss=1e999 * 0", pairs=6) == 1
     said = capsys.readouterr()
     assert said.out.startswith("Faster") and "LOSS DIVERGED" in said.out
     assert "--expect faster is not shown: the loss diverged" in said.err
@@ -200,11 +210,11 @@ def test_an_experiment_that_was_killed_can_be_read(capsys: pytest.CaptureFixture
     found = document()
     assert found["verdict"] == "cannot tell" and found["finished_pairs"] == 2
     # What goes on after the torn line is a line of its own.
-    assert main(["prove", "out", "--more", "1", "--no-rehearsal", "--json", "f.json"]) == 0
-    assert document()["finished_pairs"] == 4 and document()["planned_pairs"] == 4
+    assert main(["prove", "out", "--more", "3", "--no-rehearsal", "--json", "f.json"]) == 0
+    assert document()["finished_pairs"] == 6 and document()["planned_pairs"] == 6
     capsys.readouterr()
     assert main(["prove", "out", "--json", "f.json"]) == 0
-    assert document()["finished_pairs"] == 4 and document()["low"] is not None
+    assert document()["finished_pairs"] == 6 and document()["low"] is not None
     results.write_text("\x00{}")
     assert main(["prove", "out"]) == 2
     assert "does not say what was asked for" in capsys.readouterr().err

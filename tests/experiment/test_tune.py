@@ -149,7 +149,7 @@ def test_a_starved_job_ends_with_workers_proven(tmp_path: Path) -> None:
     assert one.verdict == "faster" and one.low is not None and one.high is not None
     assert one.low < 0.6 < one.high and one.loss == "bit-identical"
     assert found.headline.startswith("40.") or found.headline.startswith("39.")
-    assert not found.ended and found.folder.runs == world.starts == 2 + 1 + 6
+    assert not found.ended and found.folder.runs == world.starts == 2 + 1 + 12
     text = "\n".join(line for _, line in found.lines())
     # What to type has the number that was proven, not the example's.
     assert "predicted 42.0 % less time (loader=0ms)" in text and "num_workers=2" in text
@@ -157,7 +157,7 @@ def test_a_starved_job_ends_with_workers_proven(tmp_path: Path) -> None:
     shim = found.folder.path / "trial-1" / "shim"
     assert found.command == f'PYTHONPATH={shim}"${{PYTHONPATH:+:$PYTHONPATH}}" {shlex.join(COMMAND)}'
     document = json.loads(json.dumps(found.to_json()))
-    assert document["kept"] == ["loader-workers"] and document["trials"][0]["measured"]["pairs"] == 3
+    assert document["kept"] == ["loader-workers"] and document["trials"][0]["measured"]["pairs"] == 6
     assert found.markdown().startswith(f"# {found.headline}\n")
 
 
@@ -172,7 +172,7 @@ def test_a_healthy_job_is_not_changed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("world", "why"),
     [
-        (World(gains={"loader-workers": -10.0}), "steps take 9.9 % more time"),
+        (World(gains={"loader-workers": -10.0}), "steps take 10.1 % more time"),
         (World(gains={"loader-workers": 0.0}), "no difference is shown"),
         (World(losses={"loader-workers": 0.0004}), "the loss is equal up to rounding only"),
         (World(losses={"loader-workers": float("inf")}), "the loss is not finite any more, from step 0 on"),
@@ -224,7 +224,7 @@ def test_several_changes_are_proven_one_on_the_other_and_together(tmp_path: Path
     assert second.ratio == pytest.approx(45 / 60, rel=0.01)
     assert found.folder.whole is not None and found.folder.whole["ratio"] == pytest.approx(0.45, rel=0.01)
     assert found.headline.startswith("Together 55.")
-    assert found.folder.runs + 6 == world.starts
+    assert found.folder.runs + 12 == world.starts
 
 
 def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
@@ -249,8 +249,8 @@ def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
 
 
 def test_runs_and_minutes_are_bounds(tmp_path: Path) -> None:
-    found = tune(world := two_faults(), tmp_path / "a", max_runs=12)
-    assert world.starts <= 12 and len(found.kept) == 1
+    found = tune(world := two_faults(), tmp_path / "a", max_runs=24)
+    assert world.starts <= 24 and len(found.kept) == 1
     assert "--max-runs` allows more" in found.ended and "before all was tried" in "".join(
         line for _, line in found.lines()
     )
@@ -308,7 +308,7 @@ def test_somebody_may_end_it(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     stopping = Hands(world.start, world.start, world.look, interrupted)
-    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=3))
+    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=6))
     found = loop.run(folder, COMMAND, lambda _: None, stopping)
     assert found.interrupted and found.ended == "somebody ended it" and not found.kept
     text = "\n".join(line for _, line in found.lines())
@@ -355,7 +355,7 @@ def test_a_job_that_fails_without_the_change_ends_the_loop_and_not_the_change(
     at: int, tmp_path: Path
 ) -> None:
     world = World()
-    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=3))
+    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=6))
     found = loop.run(folder, COMMAND, lambda _: None, failing(at, world))
     assert found.headline.startswith("Nothing was changed, and not all was tried: ")
     assert "The command before the change ended with status 5, after it printed: lost the" in found.headline
@@ -372,7 +372,7 @@ def test_a_disk_that_is_full_during_a_proof_takes_no_change_back(tmp_path: Path)
         stopped = "Stopped after 0 pairs: 'x' could not be written: No space left on device"
         return Proven("cannot tell", None, None, "", stopped=stopped, hindered=True)
 
-    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=3))
+    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=6))
     found = loop.run(folder, COMMAND, lambda _: None, Hands(world.start, world.start, world.look, full))
     assert found.ended.endswith("No space left on device") and not found.folder.decided
     again = loop.run(state.read(tmp_path / "out"), COMMAND, lambda _: None, world.hands)
@@ -388,7 +388,7 @@ def test_a_job_that_diverges_by_itself_is_said_once(tmp_path: Path) -> None:
         found = real(folder, say, until)
         return replace(found, loss=replace(found.loss, parity="not finite", first=28))
 
-    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=3))
+    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=6))
     found = loop.run(folder, COMMAND, lambda _: None, Hands(world.start, world.start, world.look, prove))
     assert len(found.folder.trials) == 1 and not found.kept
     assert found.headline == (
@@ -510,12 +510,12 @@ def test_the_command_writes_the_report_and_resumes(
     world = World()
     real = loop.run
     monkeypatch.setattr(loop, "run", lambda folder, words, say: real(folder, words, say, world.hands))
-    asked = ["tune", "--output", "out", "--json", "r.json", "--pairs", "3"]
+    asked = ["tune", "--output", "out", "--json", "r.json", "--pairs", "6"]
     with pytest.raises(SystemExit) as left:
-        main([*asked, "--max-runs", "8", "--", *COMMAND])
+        main([*asked, "--max-runs", "14", "--", *COMMAND])
     assert left.value.code == 1
     said = capsys.readouterr().out
-    assert said.startswith("40.1 % less time per step (95 % interval") and "before all was tried" in said
+    assert said.startswith("39.9 % less time per step (95 % interval") and "before all was tried" in said
     document = json.loads(Path("r.json").read_text())
     assert document == json.loads(Path("out/report.json").read_text())
     assert Path("out/report.md").read_text().startswith("# ")
@@ -527,8 +527,8 @@ def test_the_command_writes_the_report_and_resumes(
     ("words", "said"),
     [
         (["--"], "command"),
-        (["--max-runs", "3", "--", "python", "x.py"], "--max-runs takes a number from 8"),
-        (["--pairs", "2", "--", "python", "x.py"], "--pairs takes a number from 3"),
+        (["--max-runs", "3", "--", "python", "x.py"], "--max-runs takes a number from 14"),
+        (["--pairs", "2", "--", "python", "x.py"], "--pairs takes a number from 6"),
         (["--minutes", "soon", "--", "python", "x.py"], "not a number of minutes"),
         (["--resume", "nowhere"], "is not a folder of `lostflops tune`"),
         (["--resume", "a", "--output", "b"], "goes on in its own folder"),

@@ -271,6 +271,28 @@ def test_a_merge_that_fails_puts_the_weights_back_to_the_bit(
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), weights, strict=True))
 
 
+@pytest.mark.parametrize("tied", ["head", "layers"])
+def test_a_merge_into_a_weight_that_another_module_has_too_says_so(tied: str) -> None:
+    """It said to merge in fp32, of a model in fp32."""
+    model = llama(tie_word_embeddings=tied == "head")
+    down = [layer.mlp.down_proj for layer in model.model.layers]
+    if tied == "layers":
+        down[1].weight = down[0].weight
+    ids = tiny_models.llama_batch()["input_ids"]
+    weights = [parameter.clone() for parameter in model.parameters()]
+    adapters = optimize.lora(model, targets=["lm_head"] if tied == "head" else ["q_proj", "down_proj"])
+    random_b(adapters)
+    both = (
+        "'lm_head' has its weight in common with 'model.embed_tokens'"
+        if tied == "head"
+        else "'model.layers.0.mlp.down_proj' has its weight in common with 'model.layers.1.mlp.down_proj'"
+    )
+    with pytest.raises(Refused, match=both):
+        adapters.merge(lambda: model(ids).logits)
+    adapters.undo()
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), weights, strict=True))
+
+
 def test_gradients_that_would_go_on_to_change_frozen_weights_are_refused() -> None:
     model = llama()
     tiny_models.loss_of(model, tiny_models.llama_batch()).backward()

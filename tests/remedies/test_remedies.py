@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,12 @@ def test_only_what_stands_in_deepspeeds_json_is_told_beside_another_framework() 
     assert "DeepSpeed" not in advice(["stage-balance"], job, "otherwise"), "PipelineModule is code"
     for remedy in REMEDIES.values():
         assert not remedy.is_in_deepspeed_json or '"' in remedy.changes["deepspeed"].says, remedy.name
+
+
+@pytest.mark.parametrize("name", ["loader-workers", "pinned-copies"])
+def test_what_to_edit_of_a_loader_leaves_its_batch_size(name: str) -> None:
+    """`tune` prints it below "change the job itself": a number of ours would be another training."""
+    told = [text for one in REMEDIES[name].changes.values() for text in (s.text for s in one.snippets)]
+    assert any("DataLoader(" in text for text in told)
+    assert not any(re.search(r"batch_size=\d", text) for text in told)
+    assert "GPU" not in REMEDIES["loader-workers"].does  # the job may have none

@@ -19,6 +19,14 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
+class DrawnOrder:
+    """Which side of each finished pair started first, and the seed that drew it."""
+
+    seed: int
+    first: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Proven:
     """What starts of both sides tell.
 
@@ -41,6 +49,7 @@ class Proven:
     memory: Sequence[MemoryParity] = ()
     differences: Sequence[UnlikeSetting] = ()
     prediction: PredictedChange | None = None
+    drawn: DrawnOrder | None = None
     commands: tuple[str, str] | None = None
     folder: Path | None = None  # where the results lie that were made just now
     stopped: str = ""  # why there are fewer pairs than planned, where that was no choice
@@ -99,7 +108,7 @@ class Proven:
     def _end(self, sign: int) -> float | None:
         if self.estimate is None or not math.isfinite(self.estimate.half):
             return None
-        return math.exp(self.estimate.difference + sign * self.estimate.half)
+        return math.exp(self.estimate.low if sign < 0 else self.estimate.high)
 
     def expected(self, wanted: str, at_most: float) -> bool:
         """Whether `faster`, or `not-slower` by more than the share `at_most`, is shown.
@@ -127,6 +136,7 @@ class Proven:
             "planned_pairs": self.planned,
             "finished_pairs": self.finished,
             "stopped": self.stopped or None,
+            "order": self.drawn and {"seed": self.drawn.seed, "first": list(self.drawn.first)},
             "none_larger": none_larger(self.estimate)
             if self.estimate and self.verdict == "no difference"
             else None,

@@ -60,6 +60,8 @@ def compared(
         found = paired.estimate(ratios, paired.PLAIN)
         return Comparison(
             found, paired.verdict(found), found.resolution, f"95 % interval, {len(pairs)} interleaved pairs",
+            note="The order of these starts was not drawn: what comes back as they alternate, such as a job "
+            "beside them at every second start, is in the difference.",
             paired=True,
         )  # fmt: skip
     found = _unpaired(values)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lostflops.errors import CannotWrite, LostflopsError
+from lostflops.experiment.proof.paired import TELLING
 from lostflops.experiment.proof.proven import Proven
 from lostflops.experiment.proof.running import folder as proofs
 from lostflops.experiment.proof.running.command import Ended, TimeIsUp
@@ -29,7 +30,7 @@ from .state import PROOF, SHIM, TRYOUT, Decided, RecordedRound, Trial, TuneFolde
 
 Say = Callable[[str], None]
 TRIED_STEPS = 12
-FEWEST_PAIRS = 3
+FEWEST_PAIRS = TELLING
 STEPS, FEW_STEPS = 60, 30  # of a start of a proof
 LONG_STEP = 500_000_000  # ns
 RECORDED_STEPS = 24  # with those in full
@@ -213,7 +214,12 @@ class _Loop:
             proof = proofs.made(
                 place,
                 proofs.PlanLine(
-                    before, after, min(plan.pairs, most), steps=self._steps, step_on=plan.step_on
+                    before,
+                    after,
+                    min(max(plan.pairs, FEWEST_PAIRS), most),
+                    steps=self._steps,
+                    step_on=plan.step_on,
+                    seed=proofs.drawn_seed(),
                 ),
             )
         try:

@@ -203,9 +203,12 @@ class Adapters(AppliedRemedy):
         dropout, before and after: the difference must be below `tolerance` of the output, as norms (eight
         roundings of the base's dtype unless given), and below half of what the adapters change. Otherwise the
         weights are put back to the bit, and the merge refused: 16-bit weights can round small adapters away.
+
+        A weight that another module has, too, such as a head tied to the embedding, is refused as well.
         """
         if not self._traces.is_adapted():
             raise Refused("the adapters are gone", "merge before undo(), and once")
+        self._refuse_shared()
         self._unmerge()  # what PEFT itself has merged: no weight is to count twice
         limit = 8 * torch.finfo(self.base_dtype).eps if tolerance is None else tolerance
         layers = [cast("Any", self.base.get_submodule(name)) for name in self.targets]
@@ -241,6 +244,23 @@ class Adapters(AppliedRemedy):
         self.model.unload()  # the weights are merged; this takes away what is beside them
         self._traces.remove()
         return self.base
+
+    def _refuse_shared(self) -> None:
+        """Raise where merging would change what another module computes."""
+        owners: dict[int, list[str]] = {}
+        for name, module in named(self.base):
+            for weight in module.parameters(recurse=False):
+                owners.setdefault(weight.untyped_storage().data_ptr(), []).append(name)
+        for target in self.targets:
+            layer = cast("Any", self.base.get_submodule(target)).base_layer
+            place = layer.weight.untyped_storage().data_ptr()
+            names = [name.removesuffix(".base_layer") for name in owners.get(place, ())]
+            others = [name for name in names if place and name != target]  # 0: no memory of its own now
+            if others:
+                raise Refused(
+                    f"'{target}' has its weight in common with '{others[0]}', which a merge would change too",
+                    "keep the adapters beside the weights, or give the layer a weight of its own first",
+                )
 
 
 def saved_bytes_per_token(

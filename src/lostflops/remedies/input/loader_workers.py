@@ -5,14 +5,14 @@ from lostflops.remedies.snippet import python, shell
 
 REMEDY = Remedy(
     name="loader-workers",
-    does="Worker processes prepare the next batches while the GPU computes.",
+    does="Worker processes prepare the next batches while the step computes.",
     changes={
         "pytorch": Change(
             "Give the loader worker processes: `DataLoader(num_workers=4)` (the default is 0).",
             snippets=(
                 python(
-                    "-loader = DataLoader(dataset, batch_size=8)",
-                    "+loader = DataLoader(dataset, batch_size=8, num_workers=4)",
+                    "-loader = DataLoader(dataset, batch_size=batch_size)",
+                    "+loader = DataLoader(dataset, batch_size=batch_size, num_workers=4)",
                 ),
             ),
         ),
@@ -27,7 +27,7 @@ REMEDY = Remedy(
             snippets=(
                 python(
                     "def train_dataloader(self):",
-                    "    return DataLoader(self.dataset, batch_size=8, num_workers=4)",
+                    "    return DataLoader(self.dataset, batch_size=batch_size, num_workers=4)",
                 ),
             ),
         ),
@@ -36,7 +36,7 @@ REMEDY = Remedy(
             "`accelerator.prepare`, which keeps them.",
             snippets=(
                 python(
-                    "loader = DataLoader(dataset, batch_size=8, num_workers=4)",
+                    "loader = DataLoader(dataset, batch_size=batch_size, num_workers=4)",
                     "loader = accelerator.prepare(loader)",
                 ),
             ),
@@ -46,8 +46,8 @@ REMEDY = Remedy(
             "them (`num_local_io_workers`); a `DataLoader` of your own needs `num_workers=4`.",
             snippets=(
                 python(
-                    "-loader = DataLoader(dataset, batch_size=8)",
-                    "+loader = DataLoader(dataset, batch_size=8, num_workers=4)",
+                    "-loader = DataLoader(dataset, batch_size=batch_size)",
+                    "+loader = DataLoader(dataset, batch_size=batch_size, num_workers=4)",
                 ),
             ),
             note="Data that `deepspeed.initialize(training_data=…)` is given has workers already: two "

@@ -12,8 +12,8 @@ REMEDY = Remedy(
             "`.to(device, non_blocking=True)`.",
             snippets=(
                 python(
-                    "-loader = DataLoader(dataset, batch_size=8)",
-                    "+loader = DataLoader(dataset, batch_size=8, pin_memory=True)",
+                    "-loader = DataLoader(dataset, batch_size=batch_size)",
+                    "+loader = DataLoader(dataset, batch_size=batch_size, pin_memory=True)",
                 ),
                 python("-batch = batch.to(device)", "+batch = batch.to(device, non_blocking=True)"),
             ),
@@ -28,7 +28,7 @@ REMEDY = Remedy(
             "`DataLoader(pin_memory=True)`; it is off by default.",
             snippets=(
                 python(
-                    "loader = DataLoader(dataset, batch_size=8, pin_memory=True)",
+                    "loader = DataLoader(dataset, batch_size=batch_size, pin_memory=True)",
                     "accelerator = Accelerator(",
                     "    dataloader_config=DataLoaderConfiguration(non_blocking=True)",
                     ")",
@@ -40,7 +40,7 @@ REMEDY = Remedy(
             snippets=(
                 python(
                     "def train_dataloader(self):",
-                    "    return DataLoader(self.dataset, batch_size=8, pin_memory=True)",
+                    "    return DataLoader(self.dataset, batch_size=batch_size, pin_memory=True)",
                 ),
             ),
         ),

@@ -1,12 +1,12 @@
 """Say how much a change gained, and how sure that is.
 
-Starts both commands in turns and compares the steps of their logs; nothing is recorded in full, so that
-profiling disturbs neither. It stops as soon as it is sure. With two recorded runs instead it says what those
-can tell. With the folder of an earlier experiment it reads the results again.
+Starts both commands pair by pair, in an order that is drawn, and compares the steps of their logs. Nothing is
+recorded in full, so that profiling disturbs neither. It stops as soon as it is sure. With two recorded runs
+instead it says what those can tell. With the folder of an earlier experiment it reads the results again.
 
 examples:
   lostflops prove --before 'python train.py' --after 'python train.py --workers 4'
-  lostflops prove --before 'python train.py' --after 'python train.py --bf16' --steps 60 --pairs 5
+  lostflops prove --before 'python train.py' --after 'python train.py --bf16' --steps 60 --pairs 6
   lostflops prove runs/base runs/workers-4
   lostflops prove runs/prove-20261101-101500 --more 5
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lostflops.experiment.proof.running.folder import PlanLine
 
 NOT_SHOWN, NOT_MEASURED = 1, 2
-PAIRS = 10
+PAIRS, FEWEST = 10, 6
 
 
 def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -49,7 +49,12 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     parser.add_argument("--before", metavar="CMD", help="the command before the change, as a shell takes it")
     parser.add_argument("--after", metavar="CMD", help="the command after the change")
     parser.add_argument(
-        "--pairs", metavar="N", help=f"start each command N times at most, in turns (default {PAIRS})"
+        "--pairs",
+        metavar="N",
+        help=f"start each command N times at most (default {PAIRS}; fewer than {FEWEST} tell no difference)",
+    )
+    parser.add_argument(
+        "--seed", metavar="N", help="draw the order of the starts again that the results of another name"
     )
     parser.add_argument("--steps", metavar="N", help="end each start after N steps (default: when it ends)")
     parser.add_argument(
@@ -182,12 +187,14 @@ def _proven(given: Namespace) -> Proven:
         plan = _plan(given)
         _not_off()
         folder = folders.made(given.output or _free(Path("runs")), plan)
+        if plan.pairs < FEWEST:
+            _say(f"fewer than {FEWEST} pairs have too few orders of starts to tell a difference from chance")
     return loop.run(folder, _say, rehearse=not given.no_rehearsal)
 
 
 def _plan(given: Namespace) -> PlanLine:
     from lostflops.capture.record import recording
-    from lostflops.experiment.proof.running.folder import PlanLine
+    from lostflops.experiment.proof.running.folder import SEED_BITS, PlanLine, drawn_seed
 
     stepping = recording.step_on(given.step_on)
     return PlanLine(
@@ -200,6 +207,7 @@ def _plan(given: Namespace) -> PlanLine:
         per=given.per,
         steps=None if given.steps is None else _number("--steps", given.steps),
         step_on=None if stepping is None else (stepping.module, stepping.function),
+        seed=drawn_seed() if given.seed is None else _number("--seed", given.seed, 0, (1 << SEED_BITS) - 1),
     )
 
 
@@ -212,13 +220,13 @@ def _not_off() -> None:
         raise BadOption("LOSTFLOPS_OFF is set, so no step would be seen.", "unset it.")
 
 
-def _number(option: str, text: str) -> int:
+def _number(option: str, text: str, least: int = 1, most: int = 10_000) -> int:
     from lostflops.errors import BadOption
     from lostflops.units import count
 
     number = count(text, option)
-    if not 1 <= number <= 10_000:
-        raise BadOption(f"{option} takes a number from 1 to 10,000.", f"write `{option} 10`.")
+    if not least <= number <= most:
+        raise BadOption(f"{option} takes a number from {least} to {most:,}.", f"write `{option} 10`.")
     return number
 
 

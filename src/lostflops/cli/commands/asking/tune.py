@@ -1,8 +1,8 @@
 """Find what slows a job down, try the safe remedies one by one, and keep those that are proven to help.
 
 Records the job, takes what the first page gives reason to try, and lets `lostflops prove` decide: starts with
-and without the change in turns. The job's files stay as they are: changes go through the environment, the
-launcher, or code beside the job that runs inside its processes. The page says what to edit to keep them.
+and without the change, pair by pair. The job's files stay as they are: changes go through the environment,
+the launcher, or code beside the job that runs inside its processes. The page says what to edit to keep them.
 
   lostflops tune -- python train.py
   lostflops tune --safety numerically-close --minutes 30 -- torchrun --nproc-per-node 8 train.py
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NOT_ALL = 1
 RUNS, MINUTES, PAIRS = 60, 60.0, 10
-FEWEST_PAIRS, FEWEST_STEPS = 3, 20
+FEWEST_PAIRS, FEWEST_STEPS = 6, 20
 SAFETIES = ("bit-identical", "numerically-close", "changes-convergence")
 
 

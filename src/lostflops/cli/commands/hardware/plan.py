@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lostflops.plan.train.job import Training
     from lostflops.plan.train.static_memory import Lora
 
+RANK, TARGETS = 16, "q,v"  # of LoRA's adapters, where none are asked for
 TRAIN = """\
 Plan a training job: memory at its fullest moment, the time of a step, and the ways to make it fit.
 
@@ -87,12 +88,11 @@ def _count(say: Callable[..., Any], flag: str, **more: Any) -> None:
 def _train(parser: ArgumentParser) -> None:
     say = parser.add_argument
     say("--method", choices=("full", "lora", "qlora"), default="full", help="what is trained (default full)")
-    _count(say, "--rank", metavar="R", default=16, help="of LoRA's adapters (default 16)")
-    say("--targets", metavar="LIST", default="q,v", help="projections with adapters, or all (default q,v)")
+    _count(say, "--rank", metavar="R", help="of LoRA's adapters (default 16)")
+    say("--targets", metavar="LIST", help="projections with adapters, or all (default q,v)")
     say(
         "--adapters",
         choices=("fp32", "16bit"),
-        default="fp32",
         help="their precision (default fp32, as PEFT)",
     )
     say("--dropout", action="store_true", help="the adapters have dropout")
@@ -261,6 +261,7 @@ def _training(given: Namespace) -> Training:
     from lostflops.plan.train import job as training
     from lostflops.plan.train import layout, ranking, static_memory
 
+    _refuse_unused(given)
     gpu, link = _hardware(given)
     model = models.named(given.model)
     asked = training.Training(
@@ -303,6 +304,24 @@ def _training(given: Namespace) -> Training:
     return replace(asked, offloaded=int(given.offload))
 
 
+def _refuse_unused(given: Namespace) -> None:
+    """Raise for what would change nothing of the plan, or not what it says."""
+    from lostflops.errors import BadOption
+
+    if given.method == "full":
+        for flag in ("rank", "targets", "adapters", "dropout"):
+            if getattr(given, flag):
+                raise BadOption(
+                    f"`--{flag}` is of LoRA's adapters, and all weights are trained here.",
+                    "add `--method lora` or `--method qlora`.",
+                )
+    if (given.tensor or 1) == 1:
+        for name in ("sequence_parallel", "async_tensor"):
+            if getattr(given, name):
+                flag = name.replace("_", "-")
+                raise BadOption(f"`--{flag}` is of tensor ranks, and there is one.", "add `--tensor N`.")
+
+
 def _sequence(given: Namespace, model: Shape) -> int:
     """As asked, or 4,096 tokens as far as the model was made for them."""
     return int(given.sequence or min(4096, model.longest or 4096))
@@ -340,16 +359,17 @@ def _lora(given: Namespace) -> Lora:
     from lostflops.errors import BadOption, shown
     from lostflops.plan.train.static_memory import PROJECTIONS, Lora
 
-    asked = PROJECTIONS if given.targets == "all" else tuple(dict.fromkeys(given.targets.split(",")))
+    chosen = given.targets or TARGETS
+    asked = PROJECTIONS if chosen == "all" else tuple(dict.fromkeys(chosen.split(",")))
     for name in asked:
         if name.removesuffix("_proj") not in PROJECTIONS:
             raise BadOption(
                 f"There is no projection '{shown(name)}'.", f"choose from {', '.join(PROJECTIONS)}, or `all`."
             )
     return Lora(
-        rank=given.rank,
+        rank=given.rank or RANK,
         targets=tuple(name.removesuffix("_proj") for name in asked),
-        fp32=given.adapters == "fp32",
+        fp32=given.adapters != "16bit",
         dropout=given.dropout,
         base_bits=4 if given.method == "qlora" else 16,
     )

@@ -1,1 +1,1 @@
-"""Starts the commands before and after a change in turns, and keeps what each start left."""
+"""Starts the commands before and after a change in pairs, and keeps what each start left."""

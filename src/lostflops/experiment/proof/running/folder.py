@@ -9,6 +9,7 @@ Whatever ends the experiment, finished pairs stay readable: their numbers come f
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,13 +21,17 @@ from lostflops import run_folder
 from lostflops.capture.record.recording import StepOn
 from lostflops.errors import BadOption, LostflopsError, shown
 from lostflops.experiment import journal
+from lostflops.experiment.proof import drawn_order
 from lostflops.experiment.proof.paired import LEAST, SEE, PairPlan
 from lostflops.privacy.secrets import REMOVED, without_secrets
 from lostflops.version import __version__
 
-SIDES: tuple[Literal["before"], Literal["after"]] = ("before", "after")
+Side = Literal["before", "after"]
+SIDES: tuple[Side, Side] = ("before", "after")
+BACKWARDS: tuple[Side, Side] = ("after", "before")
 PLAN, PAIR, MORE, END = "plan", "pair", "more", run_folder.END
 LARGEST = 10_000  # pairs
+SEED_BITS = 32
 
 
 class NoProof(LostflopsError):
@@ -54,6 +59,7 @@ class PlanLine(msgspec.Struct):
     per: Literal["step", "token", "sample"] | None = None
     steps: int | None = None
     step_on: tuple[str, str | None] | None = None
+    seed: int | None = None  # draws which side of a pair starts first; None: A B, B A, in a fixed order
 
     @property
     def stepping(self) -> StepOn | None:
@@ -78,7 +84,14 @@ class ProofFolder:
     @property
     def paired(self) -> PairPlan:
         plan = self.plan
-        return PairPlan(plan.pairs, plan.early_stop, plan.see, plan.least, tuple(self.more))
+        drawn = plan.seed is not None
+        return PairPlan(plan.pairs, plan.early_stop, plan.see, plan.least, tuple(self.more), drawn)
+
+    def sides(self, pairs: int) -> list[tuple[Side, Side]]:
+        """The sides of each of the first pairs, in the order in which they start."""
+        if self.plan.seed is None:
+            return [SIDES if number % 2 == 0 else BACKWARDS for number in range(pairs)]
+        return [BACKWARDS if after else SIDES for after in drawn_order.after_first(self.plan.seed, pairs)]
 
     @property
     def commands(self) -> tuple[str, str]:
@@ -123,6 +136,11 @@ class ProofFolder:
 
     def _append(self, kind: str, fields: Mapping[str, Any]) -> None:
         journal.write(self.path / run_folder.PROOF, kind, fields, "free some space.")
+
+
+def drawn_seed() -> int:
+    """A seed for the order of an experiment: by chance, so that nothing keeps step with it."""
+    return secrets.randbits(SEED_BITS)
 
 
 def made(path: Path, plan: PlanLine) -> ProofFolder:

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 
 from lostflops.errors import CannotWrite, LostflopsError, shown
-from lostflops.experiment.proof import differences, paired, parity, starts, values
+from lostflops.experiment.proof import differences, drawn_order, paired, parity, starts, values
 from lostflops.experiment.proof.paired import Estimate, Look
-from lostflops.experiment.proof.proven import Proven
+from lostflops.experiment.proof.proven import DrawnOrder, Proven
 from lostflops.experiment.proof.starts import JobStart
 from lostflops.experiment.proof.values import Values
 from lostflops.units import milliseconds
@@ -102,11 +102,18 @@ def proven(folder: ProofFolder, stopped: str = "", ended: bool = False) -> Prove
         resolution=estimate.resolution if found else None,
         interval=f"{INTERVAL}, {_pairs(used).replace('pair', 'interleaved pair')}",
         values=measured.values,
+        drawn=_drawn(folder),
         loss=parity.losses(measured.before, measured.after),
         memory=parity.memory(measured.before, measured.after),
         differences=differences.differences(measured.before, measured.after, asked),
         notes=tuple(_notes(folder, measured, done)),
     )
+
+
+def _drawn(folder: ProofFolder) -> DrawnOrder | None:
+    if folder.plan.seed is None:
+        return None
+    return DrawnOrder(folder.plan.seed, [first for first, _ in folder.sides(len(folder.pairs))])
 
 
 def _at_last_look(folder: ProofFolder) -> _Measured | None:
@@ -121,14 +128,18 @@ def _at_last_look(folder: ProofFolder) -> _Measured | None:
             break
     for look in plan.extensions:
         if look.pairs <= len(folder.pairs):
-            found = _measured(folder, look)
+            at_end = _measured(folder, look)
+            # So few pairs may have no interval of that level: what was known before stays.
+            if found is None or math.isfinite(at_end.estimate.half) or math.isinf(found.estimate.half):
+                found = at_end
     return found
 
 
 def _measured(folder: ProofFolder, look: Look) -> _Measured:
     before, after = ([starts.read(path) for path in side] for side in folder.runs(look.pairs))
     found = values.of(before, after, folder.plan.measure, folder.plan.per)
-    estimate = paired.estimate(found.ratios, look.level or paired.PLAIN)
+    estimated = paired.estimate if folder.plan.seed is None else drawn_order.estimate
+    estimate = estimated(found.ratios, look.level or paired.PLAIN)
     return _Measured(before, after, found, estimate)
 
 
@@ -143,7 +154,7 @@ def _run_pairs(folder: ProofFolder, say: Say, until: float | None) -> tuple[str,
     while len(folder.pairs) < extended:
         number = len(folder.pairs) + 1
         runs: dict[str, Path] = {}
-        for side in SIDES if number % 2 else SIDES[::-1]:
+        for side in folder.sides(number)[-1]:
             ended = _started(folder, number, side, say, until)
             if ended.failed:
                 why = f"The command {_named(side)} {ended.said()}"
@@ -177,7 +188,12 @@ def _keep(folder: ProofFolder, number: int, runs: dict[str, Path], say: Say) -> 
     sides = [starts.read(runs[side]) for side in SIDES]
     found = values.of([sides[0]], [sides[1]], folder.plan.measure, folder.plan.per)
     a, b = found.before[0], found.after[0]
-    told = {"before_ns": round(a, 3), "after_ns": round(b, 3), "per": found.per}
+    told = {
+        "first": folder.sides(number)[-1][0],
+        "before_ns": round(a, 3),
+        "after_ns": round(b, 3),
+        "per": found.per,
+    }
     folder.add(PairLine(number, runs["before"].name, runs["after"].name), told)
     change = f"{100 * (b / a - 1):+.1f} %".replace("-", "−")
     of = folder.plan.pairs + sum(folder.more)
@@ -226,6 +242,11 @@ def _notes(folder: ProofFolder, measured: _Measured, done: int) -> list[str]:
     """What pairs tell of themselves, beside their values."""
     found: list[str] = []
     used = measured.estimate.pairs
+    if folder.plan.seed is None:
+        found.append(
+            "the starts ran in a fixed order, as earlier versions had it: a machine that is slow at every "
+            "fourth start makes a difference of its own"
+        )
     if done > used:
         found.append(f"{_pairs(done)} were finished; the interval is that of the last look, after {used}")
     for side, of in zip(SIDES, (measured.before, measured.after), strict=True):

@@ -177,9 +177,14 @@ def _method(found: Proven) -> Iterator[Markup]:
         "The value of a start is its mean time per step after warm-up, without time in checkpoints, over "
         "step numbers that all starts have; of several ranks it is the slowest one's.",
     )
+    interval = (
+        "Student's interval over pairs"
+        if found.drawn is None
+        else "the interval that tossing the order of each pair does not exclude"
+    )
     turns = (
-        "The change is the mean of the pairs' log ratios, with Student's interval over pairs: steps of one "
-        "start say nothing of how the next start differs."
+        f"The change is the mean of the pairs' log ratios, with {interval}: steps of one start say nothing "
+        "of how the next start differs."
     )
     alone = f"These recordings were not started in turns. The interval: {found.interval}."
     yield tag("p", turns if found.paired else alone)
