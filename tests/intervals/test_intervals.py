@@ -384,6 +384,12 @@ def test_the_way_out_for_tangled_input_gives_the_same_forest(drawn: Nested) -> N
     assert all(np.array_equal(a, b) for a, b in zip(astuple(fast)[:6], astuple(one_by_one)[:6], strict=True))
 
 
+def test_more_groups_than_are_ranked_one_by_one_nest_alike() -> None:
+    lane = ((0, 9), (1, 3), (2, 5), (4, 5), (9, 1))
+    rows = [(group, *interval) for group in range(nesting.MANY_GROUPS + 1) for interval in lane]
+    assert told(intervals.nest(*arrays(rows))) == walked(rows)
+
+
 def test_a_point_of_a_group_without_intervals_is_in_none() -> None:
     none: Nested = []
     for rows, found in ((none, [-1, -1]), ([(0, 0, 10), (0, 2, 2)], [0, -1])):

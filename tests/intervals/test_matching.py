@@ -602,3 +602,16 @@ def test_ranks_that_no_table_names_are_matched_with_nothing() -> None:
     table = matched([row(0, 0, 5), row(1, 2, 5)], [])
     assert table.height == 2 and table["instance"].null_count() == 2
     assert None not in reasons(table)
+
+
+def test_a_group_of_unknown_size_has_the_ranks_that_are_in_it() -> None:
+    unknown = [{"rank": rank} for rank in range(3)]
+    rows = [row(rank, 10 * n + rank, 10 * n + 9, group="a") for rank in range(3) for n in range(2)]
+    table = matched(rows, unknown)
+    assert table.sort("start")["instance"].to_list() == [0, 0, 0, 1, 1, 1]
+    assert table["assumed"].to_list() == [True] * 6
+
+
+def test_a_rank_beyond_those_of_the_table_is_none_of_them() -> None:
+    table = matched([row(0, 0, 5), row(7, 2, 5)], [{"rank": 0, "world_size": 2}])
+    assert table.height == 2 and table["instance"].null_count() == 2

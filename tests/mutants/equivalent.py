@@ -38,6 +38,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("while high < MANY", "high < MANY -> high <= MANY"): "the same bound",
     },
     NESTING: {
+        ("at, found = points", "1 -> 2"): "in none, below 0 either way",
         ("NEAR = 32", "32 ->"): "how many rows are looked at before a tree is made",
         (
             "for _ in range(8):",
@@ -100,6 +101,9 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         (".when(_is_pair().any())", "-> _is_pair().all()"): PAIRS_OR_NONE,
         ('.then(sent.max() - pl.col("end").min())', "sent.max() -> sent.min()"): ONE_END,
         (".otherwise(0)", "0 -> -1"): "neither contradicts anything",
+        ("return np.minimum.reduceat(", "0 -> 1"): "there are no values",
+        ("return np.maximum.reduceat(", "0 -> 1"): "there are no values",
+        ("return _Agreement(", "1 -> 0"): "what has no part that is timed says nothing of it",
     },
     CLOCKS: {
         ('.unique("rank", keep="first")', "keep='first') -> "): "this Polars keeps the first all the same",

@@ -66,6 +66,51 @@ def test_causes_claim_in_this_order_and_are_told_from_these_shares_on() -> None:
     assert bounds == ["idle.dependency", "idle.other_device", "idle.unrecorded", "idle.unexplained"]
 
 
+# Causes that a row proves by its name, as sentences have them: the verdict; "its data loader makes" a rank
+# late; a late rank has more "of data loading"; what to try, what else, and what to ask `lostflops whatif`.
+SAID = {
+    "data_loading": (
+        "Input-bound", "its data loader makes", "of data loading",
+        ("loader-workers", "tokenise-ahead"), (), "loader=0ms",
+    ),
+    "checkpoint_logging": (
+        "Held up by checkpoints or logging", "its checkpoints or logging make", "of checkpoints or logging",
+        ("async-checkpoint",), ("log-less",), "host:checkpoint-logging=0ms",
+    ),
+    "compilation": (
+        "Held up by compilation", "compilation on it makes", "of compilation",
+        ("steady-shapes",), (), "host:compilation=0ms",
+    ),
+    "memory_allocator": (
+        "Allocator-bound", "its memory allocator makes", "of device memory allocation",
+        ("allocator-settings",),
+        ("checkpoint-activations", "offload-activations", "offload-optimizer", "offload-parameters",
+         "unified-memory"),
+        "host:memory-allocator=0ms",
+    ),
+    "host_synchronisation": (
+        "Synchronisation-bound", "its synchronising makes", "of waiting for the device",
+        ("remove-syncs",), (), "no-sync",
+    ),
+}  # fmt: skip
+
+
+def test_causes_are_said_and_mended_in_these_words() -> None:
+    known = {account.name.removeprefix("idle."): account for account in IDLE}
+    for name, said in SAID.items():
+        account = known[name]
+        assert account.loss is not None
+        loss = account.loss
+        words = (account.verdict, account.makes_late, account.spent)
+        assert (*words, loss.remedies, loss.also, loss.edit) == said
+    assert {name: account.noun for name, account in known.items() if account.noun and name in SAID} == {
+        "checkpoint_logging": "checkpoints and logging"
+    }
+    waits = known["host_synchronisation"]
+    assert waits.loss is not None and waits.loss.on_host == "inside calls of communication"
+    assert waits.advice(True).startswith("Communicate in fewer and larger calls")
+
+
 # Names that prove a cause, row by row; with the patterns' own examples one for each piece of text that a
 # pattern looks for.
 PROVING: dict[tuple[str, Row], str] = {
@@ -176,6 +221,20 @@ PROVES: list[tuple[str, Row, str]] = [
     ("synchronizeStream", "launch", "host_synchronisation"),
     ("urUSMDeviceAlloc", "launch", "memory_allocator"),
     ("aclrtMallocPhysical", "launch", "memory_allocator"),
+    # Pieces within a longer name: the whole of it is none that another pattern knows.
+    *(
+        (f"my {piece} (3)", "range", "data_loading")
+        for piece in (
+            "data loading",
+            "data-loading",
+            "data_load",
+            "batch-generator",
+            "get_batch",
+            "next_batch",
+            "fetch_batch",
+            "load_batch",
+        )
+    ),
 ]
 
 
@@ -226,6 +285,13 @@ def test_a_name_that_proves_a_cause(name: str, row: Row, expected: str) -> None:
         ("torch/utils/checkpoint.py(343): checkpoint", "frame"),
         ("torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py(144): forward", "frame"),
         ("nn.Module: CheckpointWrapper_0", "frame"),
+        ("mywebdataset/pipeline.py(68): iterator", "frame"),
+        ("mydatasets/reader.py(7): read", "frame"),
+        ("train.py(5): get_batch_size", "frame"),
+        ("a batch of inputs", "range"),
+        ("torch/serialization.py(7): _is_zipfile", "frame"),
+        ("train.py(5): find_checkpoint", "frame"),
+        ("torch/_functorch/aot_autograd.py(7): forward", "frame"),
         ("tqdm/_monitor.py(69): run", "frame"),
         ("<built-in method items of dict object at 0x7860393c0880>", "frame"),
         ("<built-in method item of numpy.int32 object at 0x7f1736e0fa50>", "frame"),
