@@ -137,7 +137,6 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
             ".with_columns(_level=",
             "over(lane) -> ",
         ): "an end that comes first on its thread closes nothing either way",
-        ('.filter(pl.col("_level") > 0)', ">= 0"): "at level 0 there are only ends",
         (".with_columns(_depth=depth -", "0 -> -1"): "all levels are one higher",
     },
     "lostflops.causes.host": {

@@ -94,8 +94,7 @@ def captures(
         # An end that nothing began leaves the depth where it was.
         .with_columns(_depth=depth - depth.cum_min().clip(upper_bound=0).over(lane))
         .with_columns(_level=pl.when("_begins").then(depth).otherwise(depth.shift(1).over(lane)))
-        .filter(pl.col("_level") > 0)
-        # Within one depth, begins and ends take turns.
+        # Within one depth, begins and ends take turns; an end that nothing began is with others of its kind.
         .with_columns(end=pl.col("end").shift(-1).over(level), _next=pl.col("_begins").shift(-1).over(level))
         .filter(pl.col("_begins") & ~pl.col("_next"))
         .select(*lane, "start", "end", "name")
