@@ -285,6 +285,7 @@ def test_a_name_that_proves_a_cause(name: str, row: Row, expected: str) -> None:
         ("torch/utils/checkpoint.py(343): checkpoint", "frame"),
         ("torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py(144): forward", "frame"),
         ("nn.Module: CheckpointWrapper_0", "frame"),
+        ("torch/utils/data/graph.py(7): traverse", "frame"),
         ("mywebdataset/pipeline.py(68): iterator", "frame"),
         ("mydatasets/reader.py(7): read", "frame"),
         ("train.py(5): get_batch_size", "frame"),
