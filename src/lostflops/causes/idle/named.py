@@ -46,13 +46,14 @@ SCRIPT = "<module>"  # what a script does outside of functions: all of it
 
 
 def names_of(page: PageFindings, account: str) -> list[tuple[str, int]]:
-    """What an account's idle time is called, with its time in a mean step of a mean rank, ns."""
+    """What an account's idle time is called, the longest first, with its time in a mean step of a mean rank, ns."""
     given = page.given
     by_name = (
         given.names.filter(pl.col("account") == account)
         .drop_nulls("name")
         .group_by("name")
         .agg(pl.col("ns").sum())
+        .sort("ns", "name", descending=[True, False])
     )
     return [(name, ns // max(1, given.num_steps)) for name, ns in by_name.iter_rows()]
 
