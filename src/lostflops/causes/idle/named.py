@@ -46,7 +46,7 @@ SCRIPT = "<module>"  # what a script does outside of functions: all of it
 
 
 def names_of(page: PageFindings, account: str) -> list[tuple[str, int]]:
-    """What an account's idle time is called, the longest first, each with its ns in a mean step of a mean rank."""
+    """What an account's idle time is called, the longest first, with its ns in a mean step of a mean rank."""
     given = page.given
     by_name = (
         given.names.filter(pl.col("account") == account)
