@@ -60,7 +60,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("names = calls[", ".unique() ->"): "a name that comes twice says nothing more",
         ("near = pl.concat(threads", "how="): "the columns have one type here",
         ("return pl.concat([part.select(columns)", "'start' -> 'end'"): "runs of one account are disjoint",
-        ("sought = until.filter(", ">= pl.col('start')"): "a gap holds time",
+        ("sought = np.flatnonzero(~ended.orphan", "until >= start"): "a stretch without time tells none",
         ('.sort("rank", "start")', "'start' -> 'end'"): "pieces of a rank are disjoint",
         ('return pl.concat(parts).lazy().drop("thread")', "'start' -> 'end'"): "stretches are disjoint",
         ("gaps.filter(pl.col(", "'start' -> 'end'"): "gaps of a rank are disjoint",
