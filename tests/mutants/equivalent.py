@@ -137,7 +137,6 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
             ".with_columns(_level=",
             "over(lane) -> ",
         ): "an end that comes first on its thread closes nothing either way",
-        (".with_columns(_depth=depth -", "0 -> -1"): "all levels are one higher",
     },
     "lostflops.causes.host": {
         ("return 0, 0", "0 ->"): "where no call is known, none waits often",

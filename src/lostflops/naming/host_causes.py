@@ -91,10 +91,9 @@ def captures(
         .select(*lane, "start", "end", "name", _begins=begins)
         .sort(*lane, "start", "end")
         .with_columns(_depth=pl.when("_begins").then(1).otherwise(-1).cum_sum().over(lane))
-        # An end that nothing began leaves the depth where it was.
-        .with_columns(_depth=depth - depth.cum_min().clip(upper_bound=0).over(lane))
         .with_columns(_level=pl.when("_begins").then(depth).otherwise(depth.shift(1).over(lane)))
-        # Within one depth, begins and ends take turns; an end that nothing began is with others of its kind.
+        # Within one depth, begins and ends take turns. An end that nothing began comes when all are closed: at
+        # its depth it stands before a begin.
         .with_columns(end=pl.col("end").shift(-1).over(level), _next=pl.col("_begins").shift(-1).over(level))
         .filter(pl.col("_begins") & ~pl.col("_next"))
         .select(*lane, "start", "end", "name")
