@@ -10,8 +10,10 @@ import polars as pl
 import pytest
 
 from by_hand import DATA, LAUNCHES, MS, PYTHON, UNEXPLAINED, WAITS, Rows, finding, page
-from lostflops.causes.given import Given
+from lostflops.causes.given import NAMES, Given
 from lostflops.causes.host import waits_per_step
+from lostflops.causes.idle.named import names_of
+from lostflops.causes.page_findings import PageFindings
 
 IDLES = "The GPU idles 9.00 ms per step (9.0 %)."
 
@@ -169,3 +171,14 @@ def test_what_is_half_of_the_time_is_a_part_of_it() -> None:
         names = [(0, PYTHON, "time.sleep in a.py(3): f", ms)]
         (told,) = page(finding("host-busy-elsewhere", PYTHON, 10, claim), names=names)
         assert said in told.claim
+
+
+def test_names_come_the_longest_first() -> None:
+    rows = [
+        (0, PYTHON, name, 4 * ms)
+        for ms, name in ((2, "f"), (9, "b"), (5, "e"), (7, "c"), (5, "d"), (11, "a"))
+    ]
+    known = pl.DataFrame(rows, NAMES, orient="row")
+    ledger = pl.DataFrame(EVEN, ["rank", "step", "account", "ns"], orient="row")
+    given = Given({}, ledger.with_columns(start=pl.col("step")), known)
+    assert [name for name, _ in names_of(PageFindings(given), PYTHON)] == ["a", "b", "c", "d", "e", "f"]

@@ -92,8 +92,8 @@ def captures(
         .sort(*lane, "start", "end")
         .with_columns(_depth=pl.when("_begins").then(1).otherwise(-1).cum_sum().over(lane))
         .with_columns(_level=pl.when("_begins").then(depth).otherwise(depth.shift(1).over(lane)))
-        # Within one depth, begins and ends take turns. An end that nothing began comes when all are closed: at
-        # its depth it stands before a begin.
+        # Within one depth, begins and ends take turns. An end that nothing began comes when all are closed,
+        # and before a begin of its depth.
         .with_columns(end=pl.col("end").shift(-1).over(level), _next=pl.col("_begins").shift(-1).over(level))
         .filter(pl.col("_begins") & ~pl.col("_next"))
         .select(*lane, "start", "end", "name")
