@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from by_hand import DATA, LAUNCHES, MS, PYTHON, UNEXPLAINED, WAITS, Rows, finding, page
+from by_hand import DATA, EVEN, LAUNCHES, MS, PYTHON, UNEXPLAINED, WAITS, Rows, finding, page
 from lostflops.causes.given import NAMES, Given
 from lostflops.causes.host import waits_per_step
 from lostflops.causes.idle.named import names_of
