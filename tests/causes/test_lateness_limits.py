@@ -17,8 +17,10 @@ from lostflops.causes.lateness import (
     chain,
     explained_by_work,
     faster_links_at_most,
+    late_by_own,
     late_rank,
     like_others_at_most,
+    like_the_least_at_most,
     replayed_even,
     shared_at_most,
     shares_lateness,
@@ -390,3 +392,26 @@ def test_inputs_whose_shapes_one_side_lacks_are_not_compared(mine: str, theirs: 
     known = replace(given(computing((0,), (0,), (0,)), work), on_host=True)
     told = "it runs other or larger operators than they do: it has more work, such as longer sequences"
     assert slower_compute(1, known) == (told, False)
+
+
+def test_ranks_that_are_few_are_late_by_what_their_own_work_explains_half_of() -> None:
+    """Rank 1 computes 20 ns longer than the other, in a step."""
+    known = given([(0, 0, "compute", 100), (0, 0, WAIT, 20), (1, 0, "compute", 120)])
+    for lead, waited, told in ((40, 40, True), (41, 41, False), (20, 59, True), (20, 60, False)):
+        found = late_by_own(known, 1, lead=lead, waited=waited, explains=lead, seen="s")
+        assert (found is not None) is told, (lead, waited)
+    found = late_by_own(known, 1, lead=40, waited=40, explains=40, seen="s")
+    assert found is not None and (found.rank, found.seen) == (1, "s")
+
+
+def test_becoming_like_the_least_in_each_step_gains_the_rest_of_the_mean() -> None:
+    """Ranks have 60 and 90 of 100 ns of their own, and then 80 and 70: 40 and 30 ns are left."""
+    owns = ((60, 80), (90, 70))
+    rows = [
+        (rank, step, account, ns)
+        for rank, steps in enumerate(owns)
+        for step, own in enumerate(steps)
+        for account, ns in (("compute", own), (WAIT, 100 - own))
+    ]
+    assert like_the_least_at_most(given(rows)) == 35
+    assert like_the_least_at_most(given([])) == 0
