@@ -133,6 +133,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("if 2 * tensor.nbytes", "2 -> 1"): "a shortcut: the general case below says the same",
     },
     "lostflops.naming.host_causes": {
+        (".with_columns(_depth=", ".cum_sum().over(lane) -> "): "all depths of a thread shift by one amount",
         (
             ".with_columns(_level=",
             "over(lane) -> ",
