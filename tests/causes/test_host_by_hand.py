@@ -297,6 +297,22 @@ def test_saving_and_logging_are_told_apart_by_most_of_the_time(
     assert told.next == ("Log less often." if name == "logging-inside-step" else "n")
 
 
+def test_what_logs_goes_with_what_its_function_does_besides() -> None:
+    one = finding("checkpoint-inside-step", SAVING, 10, "The CPU saves a checkpoint or logs.")
+    logs = (0, SAVING, "logging/__init__.py(1): info in a.py(3): log", 40)
+    builds = (0, PYTHON, "json/encoder.py(1): dumps in a.py(3): log", 8)  # 2 ms of each of four steps
+    (told,) = page(one, names=[logs, builds])
+    assert told.ns_per_step == 12 * MS
+    assert told.evidence[-1] == "`log` (a.py:3) takes another 2.00 ms in which the GPU idles"
+    for names in (
+        [logs],
+        [logs, builds, (0, LAUNCHES, "aten::mul in a.py(3): log", 1)],  # it launches work
+        [(0, SAVING, "logging/__init__.py(1): info", 40), builds],  # in whose function is not known
+    ):
+        (told,) = page(one, names=names)
+        assert (told.ns_per_step, told.evidence) == (10 * MS, ())
+
+
 def test_what_saves_is_not_advised_to_log_less() -> None:
     one = finding("checkpoint-inside-step", SAVING, 20, "The CPU saves a checkpoint or logs.")
     (told,) = page(one, names=[(0, SAVING, "torch.save", 50)], left=tuple)

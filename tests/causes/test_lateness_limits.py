@@ -272,6 +272,25 @@ def test_a_late_rank_says_what_its_being_like_the_others_gains() -> None:
     assert told is not None and (told.ns, told.at_most) == (40, 40)
 
 
+@pytest.mark.parametrize(
+    ("at_most", "per_step", "ns"),
+    [
+        (15, 20, 15),  # half of the 30 ns that others wait for it
+        (14, 20, 30),  # less: the next to last is late for it, too
+        (21, 40, 21),  # they wait 60 ns, of which 40 are what it lasts longer
+    ],
+)
+def test_a_stage_passes_on_what_is_more_than_twice_its_lead(at_most: int, per_step: int, ns: int) -> None:
+    rows = [
+        (r, 0, a, ns)
+        for r in range(3)
+        for a, ns in (("compute", 140 if r == 1 else 100), (WAIT, 0 if r == 1 else 40))
+    ]
+    table = imbalance(1, 0, 2, at_most=at_most, per_step=per_step)
+    told = late_rank(given(rows, communication_imbalance=table, communication_wait=pairs(1)))
+    assert told is not None and told.ns == ns
+
+
 def test_a_name_that_one_of_the_others_lacks_counts_as_no_time_of_it() -> None:
     rows = [
         (r, 0, a, ns)

@@ -149,6 +149,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("gaps", "0 -> -1"): "they are sorted",
     },
     "lostflops.causes.idle.named": {
+        ('ns = int(rest["ns"].sum())', "1 -> 0"): "what has a name has a step",
         ("if len(idle) == 1 and idle[0]", "0 -> -1"): "there is one",
         ("return [(name, ns // max(1,", "1 -> 0"): "what has a name has a step",
         ("by_rank = held.agg(", "False -> True"): "of two ranks with as much none has nine tenths",
