@@ -142,7 +142,6 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     "lostflops.causes.host": {
         ("return 0, 0", "0 ->"): "where no call is known, none waits often",
         ("return waiting.select(", "0 -> -1"): "there is one row",
-        ("untold = int(unnamed", "1 -> 0"): "what has a row has a step",
         (".with_columns(share=", "0 ->"): "a nanosecond is no share of a step",
         ("marked = given.accounts.get(", "0 ->"): "a nanosecond is no share of a step",
         ("crowded = 0 if waits is None", "0 ->"): "a nanosecond is no time to wait for a core",

@@ -164,6 +164,12 @@ class Given:
         sets = [ranks for ranks in self.meeting if len(ranks) > 1] or [frozenset(self.steps)]
         return max(sets, key=lambda ranks: sum(waited.get(rank, 0) for rank in ranks))
 
+    def unnamed(self, account: str, rank: int | None = None) -> int:
+        """What no row names of an account in a mean step of a mean rank, or of that rank, ns."""
+        rows = self.names.filter(pl.col("name").is_null(), account=account)
+        ns = rows["ns"] if rank is None else rows.filter(rank=rank)["ns"]
+        return int(ns.sum()) // max(1, self.num_steps if rank is None else self.steps.get(rank, 1))
+
     def by_rank(self, *accounts: str) -> dict[int, int]:
         """What a mean step of each rank holds of these accounts, ns; of ranks that have any of them."""
         sums = self.ledger.filter(pl.col("account").is_in(accounts)).group_by("rank").agg(pl.col("ns").sum())

@@ -14,7 +14,7 @@ from .declared import BESIDE, SLOWED
 from .given import BETWEEN, OTHER_HOST, Given
 from .idle.graphs import pauses_inside_graphs
 from .idle.named import BETWEEN_FROM, BY_NAME, between_operators, named, names_of
-from .names import made_of, spoken
+from .names import made_of, spoken, untold_after_wait
 from .one_rank.held_up import PAUSES, away, held_up, ranks_held_up
 from .page_findings import PER_STEP, PageFindings
 
@@ -156,11 +156,9 @@ def _detects_anomalies(page: PageFindings) -> None:
 def _untold_after_waits(page: PageFindings) -> None:
     """What a CPU does after it waited may be what takes long, and needs a row of its own to be told."""
     waits = page.of("host-waits-for-device")
-    unnamed = page.given.names.filter(pl.col("account") == SYNCHRONISING, pl.col("name").is_null())
-    untold = int(unnamed["ns"].sum()) // max(1, page.given.num_steps)
+    untold = page.given.unnamed(SYNCHRONISING)
     if waits is not None and untold and 2 * untold >= waits.size:
-        fact = f"for {milliseconds(untold)} of it only call stacks would tell what the CPU did after the wait"
-        page.replace(waits, replace(waits, evidence=(*waits.evidence, fact)))
+        page.replace(waits, replace(waits, evidence=(*waits.evidence, untold_after_wait(untold))))
 
 
 def _slowed_by_saving(page: PageFindings) -> None:

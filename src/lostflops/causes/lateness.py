@@ -35,6 +35,7 @@ from .names import (
     in_some,
     saved_or_logged,
     spoken,
+    untold_after_wait,
 )
 from .one_rank.held_up import PAUSES, held_up
 from .one_rank.late import FIRST_ALONE, MOST_CAUSES, SYNCHRONISING, Excess, Late, also
@@ -80,13 +81,13 @@ def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
         return None
     # Collectives that follow each other on a stream begin together, however early a rank was ready for each:
     # by how much the last comes after the next to last adds up to more than the ranks' steps can shorten.
-    others = (waiting for rank, (_, waiting) in _spent(given).items() if rank != worst["rank"])
+    others = [waiting for rank, (_, waiting) in _spent(given).items() if rank != worst["rank"]]
     explains = max(worst["per_step"] or 0, given.waited_for(worst["rank"]))
     if has_stages(given):  # they wait for the schedule, too, and for no pause longer than it lasts
         explains = min(explains, excess.ns * (ranks - 1) // ranks)
         waited = min(waited, excess.ns)
     most = max(waited, explains * ranks // (ranks - 1))
-    saved = min([lead, *(others := [*others])])
+    saved = min([lead, *others])
     if has_stages(given) and 2 * saved < most:  # the next to last is late for it, too: lateness is passed on
         saved = min([most, excess.ns, *others])
     # Who never waits is no sooner done because another comes earlier, whatever it transfers.
@@ -534,11 +535,9 @@ def _after_a_wait(late: Late, given: Given) -> Iterator[str]:
     """That no row tells what its CPU did after it waited for the GPU, where that is half of it or more."""
     if late.cause != SYNCHRONISING:
         return
-    steps = given.ledger.filter(rank=late.rank)["step"].n_unique()
-    unnamed = given.names.filter(pl.col("name").is_null(), rank=late.rank, account=SYNCHRONISING)
-    ns = int(unnamed["ns"].sum()) // max(1, steps)
+    ns = given.unnamed(SYNCHRONISING, late.rank)
     if 2 * ns >= late.excess.by_account.get(SYNCHRONISING, 0) > 0:
-        yield f"for {milliseconds(ns)} of it only call stacks would tell what the CPU did after the wait"
+        yield untold_after_wait(ns)
 
 
 def _replayed(late: Late, given: Given) -> Iterator[str]:

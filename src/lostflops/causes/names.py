@@ -83,6 +83,11 @@ def _largest(parts: Iterable[tuple[str, int]], at_least: int) -> list[tuple[str,
     return [(name, ns) for name, ns in largest if ns > 0 and ns >= at_least]
 
 
+def untold_after_wait(ns: int) -> str:
+    """That so much of a wait for the device may be what the CPU did after it, which has no row."""
+    return f"for {milliseconds(ns)} of it only call stacks would tell what the CPU did after the wait"
+
+
 def on_ranks(called: str, remedy: str) -> str:
     """The remedy where it is for some ranks only, as "On rank 3: look at …"; a command stays as it is."""
     is_sentence = remedy[:1].isupper() and remedy[1:2].islower()
