@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
+from argparse import Namespace
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -106,18 +109,71 @@ def test_a_stage_slower_than_requests_arrive_is_found_by_their_waits(tmp_path: P
     assert recommender.slowest(real) == "candidates"
 
 
-def test_the_watch_names_the_replica_that_drifts(tmp_path: Path) -> None:
-    words = ("--replicas", "3", "--ms", "4")
-    for turn in range(3):  # the last one counts
-        drifting = ran("services", tmp_path / f"drift-{turn}", *words, "--drift", "2")
-        found = services.watched(drifting)
-        if None not in {one.replica for one in found}:
-            break  # else the machine was busy: all replicas became slower
+class QuietClock:
+    """A replica's time, in which work takes what it asks for: a sleep ends up to 60 µs late."""
+
+    def __init__(self, seed: int) -> None:
+        self.now, self.late = 10**9, random.Random(seed)
+
+    def monotonic_ns(self) -> int:
+        self.now += 2_000  # so long a look takes
+        return self.now
+
+    time_ns = monotonic_ns
+
+    def sleep(self, seconds: float) -> None:
+        self.now += round(1e9 * seconds + 60_000 * self.late.random())
+
+
+def served(place: Path, drift: int, seed: int) -> Observed:
+    """What three replicas log of 200 requests each, and what they answer, where nothing slows them."""
+    script = import_module(f"{running.SCRIPTS}.workloads.services")
+    given = Namespace(replicas=3, ms=4.0, drift=drift, since=110, grows=0.01, most=0.5)
+    chosen, done = random.Random(0), Queue[Any]()
+    requests = [{"number": number, "value": chosen.random()} for number in range(600)]
+    for replica in range(3):
+        source = Queue[Any]()
+        for request in [*requests[replica::3], None]:
+            source.put(request)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(script, "time", QuietClock(10 * seed + replica))
+            script.model(given, replica, source, done, place / "recording")
+    answered = [one for one in done.queue if one is not None]
+    answers = sorted(answered, key=lambda one: one["number"])
+    ms = {str(replica): [one["ms"] for one in answers if one["replica"] == replica] for replica in range(3)}
+    return Observed(
+        place / "recording", {"answers": [one["answer"] for one in answers], "ms": ms, "since": given.since}
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_watch_names_the_replica_that_drifts(tmp_path: Path, seed: int) -> None:
+    drifting, steady = served(tmp_path / "drift", services.DRIFTS, seed), served(tmp_path / "none", -1, seed)
+    found = services.watched(drifting)
     assert found and {one.replica for one in found} == {services.DRIFTS}
     assert 110 <= found[0].request <= 150
     assert len(drifting.truth["answers"]) == 600
+    assert passed("services", drifting, steady) == [True] * 5
     # With itself for the healthy side, the last check fails: a replica is named there, too.
     assert passed("services", drifting, drifting) == [True, True, True, True, False]
+
+
+def test_three_services_pass_each_request_on_and_log_it(tmp_path: Path) -> None:
+    words = ("--replicas", "3", "--ms", "4")
+    real = ran("services", tmp_path, *words, "--drift", str(services.DRIFTS))
+    # Who becomes slower on a busy machine is the machine's doing: what is answered is not.
+    assert real.truth["answers"] == served(tmp_path / "quiet", -1, 0).truth["answers"]
+    logs = sorted(real.run.rglob("*.jsonl"))
+    steps = [
+        [line for line in map(json.loads, log.read_text().splitlines()) if "step" in line] for log in logs
+    ]
+    assert [[line["step"] for line in log] for log in steps] == [list(range(200))] * 3
+    for replica, log in enumerate(steps):
+        asked = [
+            4.0 * (1 + min(0.5, 0.01 * max(0, n - 110)) * (replica == services.DRIFTS)) for n in range(200)
+        ]
+        assert [line["duration"] / 1e6 for line in log] == real.truth["ms"][str(replica)]
+        assert all(took >= least for took, least in zip(real.truth["ms"][str(replica)], asked, strict=True))
 
 
 def test_an_exercise_that_measures_itself_runs_is_checked_again_and_has_nothing_to_compare(
