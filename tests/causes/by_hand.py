@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ from lostflops.causes.given import NAMES, Given
 from lostflops.causes.host import join_host
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding
+from lostflops.recipes.compute.of_ranks import WORK
 
 MS = 1_000_000
 PYTHON, SAVING, DATA, WAITS = (
@@ -24,6 +25,18 @@ LAUNCHES, UNEXPLAINED = "idle.launch_bound", "idle.unexplained"
 Rows = list[tuple[int, int, str, int]]
 # Two ranks with two steps of 100 ms each.
 EVEN: Rows = [(rank, step, "compute", 100) for rank in range(2) for step in range(2)]
+
+
+def given(rows: Rows, work: Sequence[Any] = (), names: Sequence[Any] = (), **tables: pl.DataFrame) -> Given:
+    """What a page knows of a ledger of these rows (rank, step, account, ns) and of these answers of recipes."""
+    schema = {"rank": pl.Int64, "step": pl.Int64, "account": pl.String, "ns": pl.Int64}
+    answers: Any = {name: SimpleNamespace(table=table, findings=()) for name, table in tables.items()}
+    return Given(
+        answers=answers,
+        ledger=pl.DataFrame(rows, schema, orient="row").with_columns(start=1000 * pl.col("step")),
+        work=pl.DataFrame(list(work), WORK, orient="row"),
+        names=pl.DataFrame(list(names), NAMES, orient="row"),
+    )
 
 
 def finding(name: str, account: str, ms: int, claim: str = "", **more: Any) -> Finding:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 import pytest
 
-from lostflops.causes.given import NAMES, Given, has_stages
+from by_hand import given
+from lostflops.causes.given import Given, has_stages
 from lostflops.causes.lateness import (
     LateTogether,
     _alone,  # pyright: ignore[reportPrivateUsage]
@@ -29,25 +29,10 @@ from lostflops.causes.lateness import (
 from lostflops.causes.longer_compute import slower_compute
 from lostflops.causes.names import EITHER
 from lostflops.causes.one_rank.late import Excess, Late
-from lostflops.recipes.compute.of_ranks import WORK
 
 DATA, WAIT, BUBBLE = "idle.data_loading", "communication.wait", "idle.pipeline_bubble"
 MS = 1_000_000
 Row = tuple[int, int, str, int]
-
-
-def answer(table: pl.DataFrame) -> Any:
-    return SimpleNamespace(table=table, findings=())
-
-
-def given(rows: list[Row], work: list[Any] = [], names: list[Any] = [], **tables: pl.DataFrame) -> Given:  # noqa: B006
-    schema = {"rank": pl.Int64, "step": pl.Int64, "account": pl.String, "ns": pl.Int64}
-    return Given(
-        answers={name: answer(table) for name, table in tables.items()},
-        ledger=pl.DataFrame(rows, schema, orient="row").with_columns(start=1000 * pl.col("step")),
-        work=pl.DataFrame(work, WORK, orient="row"),
-        names=pl.DataFrame(names, NAMES, orient="row"),
-    )
 
 
 def stragglers(*rows: dict[str, Any]) -> pl.DataFrame:

@@ -79,6 +79,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "lostflops.causes.lateness": (
         "tests/causes/test_lateness.py",
         "tests/causes/test_lateness_limits.py",
+        "tests/causes/test_lateness_in_turn.py",
         "tests/versions/test_untold_lateness.py",
     ),
     "lostflops.recipes.compute.busiest_stream": (CONTRACT, "-k=busiest_stream"),

@@ -1,0 +1,237 @@
+"""Ranks that are late in turn, or since a step: ledgers of a few rows, worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+import pytest
+
+from by_hand import given
+from lostflops.causes.lateness import (
+    chain,
+    late_rank,
+    late_together,
+    late_when,
+    next_late,
+    takes_turns,
+    turns,
+)
+from lostflops.causes.one_rank.late import Excess, Late
+
+DATA, PYTHON, SAVING = "idle.data_loading", "idle.other_host_work", "idle.checkpoint_logging"
+WAIT, TRANSFER, SYNCHRONISING = "communication.wait", "communication.transfer", "idle.host_synchronisation"
+Rows = list[tuple[int, int, str, int]]
+
+
+def own(*ranks: Sequence[int], account: str = DATA) -> Rows:
+    """What each rank has of its own in each step, beside 100 ns of compute."""
+    rows = [(r, s, "compute", 100) for r, steps in enumerate(ranks) for s in range(len(steps))]
+    return rows + [(r, s, account, ns) for r, steps in enumerate(ranks) for s, ns in enumerate(steps) if ns]
+
+
+STAGES = {"communication_wait": pl.DataFrame({"rank": [0], "in_pairs": [1]})}
+
+
+def late(
+    by_account: dict[str, int] | None = None, *, rank: int = 1, ns: int = 90, table: Any = None, **more: Any
+) -> Late:
+    excess = Excess(rank, by_account or {DATA: 90}, (), 90)
+    return Late(
+        rank, ns, ns, excess, None, 3, 0, False, table or {"last": 1, "collectives": 9}, ns, ns, **more
+    )
+
+
+# --- turns
+
+
+def test_ranks_that_take_turns_are_told_in_order_whenever_each_is_late() -> None:
+    found = turns(
+        given(own((0, 9, 0, 0, 0), (0, 0, 0, 0, 9), (0, 0, 0, 9, 0), (9, 0, 0, 0, 0), (0, 0, 9, 0, 0)))
+    )
+    assert found is not None and found.ranks == (0, 1, 2, 3, 4)
+    assert found.explained == 7  # 9 ns beyond a mean of 9 / 5
+
+
+def turn(*each: dict[str, int], ranks: int = 4) -> Any:
+    """Turns in which the n-th rank is late in step n, with so much of each account."""
+    rows: Rows = [(r, s, "compute", 100) for r in range(ranks) for s in range(len(each))]
+    rows += [(n, n, account, ns) for n, parts in enumerate(each) for account, ns in parts.items()]
+    found = turns(given(rows))
+    assert found is not None
+    return found
+
+
+def test_each_of_few_ranks_that_take_turns_has_a_cause_of_its_own() -> None:
+    found = turn({DATA: 60}, {SAVING: 40})
+    assert (found.account, found.share) == (DATA, 0.6)
+    assert found.apart == ((0, DATA, 60), (1, SAVING, 40))
+    # Four fifths in one account are that account's.
+    assert turn({DATA: 80}, {SAVING: 20}).apart == ()
+    assert turn({DATA: 79}, {SAVING: 21}).apart == ((0, DATA, 79), (1, SAVING, 21))
+    # One that holds less than a tenth of all is not told, nor are more than three.
+    assert turn({DATA: 40}, {SAVING: 51}, {PYTHON: 9}).apart == ((0, DATA, 40), (1, SAVING, 51))
+    assert turn({DATA: 40}, {SAVING: 50}, {PYTHON: 10}).apart[2] == (2, PYTHON, 10)
+    assert turn({DATA: 30}, {SAVING: 30}, {PYTHON: 20}, {DATA: 20}, ranks=5).apart == ()
+    # All of one account is no difference.
+    assert turn({DATA: 40, PYTHON: 30}, {DATA: 30}).apart == ()
+
+
+def test_of_accounts_that_a_rank_has_as_much_of_the_first_name_is_its_cause() -> None:
+    found = turn({SAVING: 30, DATA: 30}, {PYTHON: 40})
+    assert found.account == PYTHON
+    assert found.apart == ((0, SAVING, 30), (1, PYTHON, 40))
+    found = turn({SAVING: 30, DATA: 30}, {PYTHON: 30})
+    assert (found.account, found.share) == (SAVING, 30 / 90)
+
+
+def test_others_take_turns_with_a_late_rank_where_they_are_late_half_as_much_as_it() -> None:
+    def takes(*ranks: Sequence[int], **tables: pl.DataFrame) -> bool:
+        return takes_turns(late(), given(own(*ranks), **tables))
+
+    assert takes((0, 10, 0), (10, 0, 10), (0, 0, 0))
+    assert not takes((0, 9, 0), (10, 0, 10), (0, 0, 0))
+    assert not takes((0, 10, 0), (10, 0, 10), (0, 0, 0), **STAGES)  # they pass lateness on
+    assert takes_turns(late(), given([(0, 0, DATA, 9)])) is False  # no step that two ranks have
+    # Rank 0 is late by 10 in a step in which rank 1 is late by 20: that is no turn of its own.
+    assert not takes((10, 0), (20, 0), (0, 0))
+
+
+# --- who is next
+
+
+def test_the_next_late_rank_is_told_where_it_is_why_little_is_gained() -> None:
+    """Rank 1 has 100 ns more than the median of the others; rank 2 has 60 or less."""
+
+    def after(second: int, ns: int, **tables: pl.DataFrame) -> tuple[int, int] | None:
+        known = given(own((0,), (100,), (second,), (0,), (0,)), **tables)
+        found = next_late(late({DATA: 100}, ns=ns), known)
+        return (found.rank, found.ns) if found else None
+
+    assert after(60, 40) == (2, 60)
+    assert after(30, 40) == (2, 30)  # half of the 60 that are missing
+    assert after(29, 40) is None
+    assert after(60, 79) == (2, 60)
+    assert after(60, 80) is None  # four fifths of its lateness are gained
+    assert after(60, 40, **STAGES) is None
+    assert after(0, 40) is None
+
+
+# --- when
+
+
+@pytest.mark.parametrize(
+    ("late_by", "said"),
+    [
+        ((0, 9, 9, 9), "all of it since step 1"),
+        ((9, 9, 9, 0), "all of it up to step 2"),
+        ((0, 9, 9), ""),  # two in a row are none
+        ((0, 100, 100, 50, 150), "all of it since step 1"),  # half of the mean
+        ((0, 100, 100, 49, 151), ""),
+        ((10, 100, 100, 100), "nearly all of it since step 1"),  # a tenth of the mean
+        ((11, 100, 100, 100), ""),
+        ((0, 0, 0, 0), ""),
+        ((0, 0, 9, 9, 9, 9), "all of it since step 2"),
+        ((1, 200, 200, 200), "all of it since step 1"),  # a thousandth
+    ],
+)
+def test_a_rank_is_late_since_a_step_or_up_to_one(late_by: tuple[int, ...], said: str) -> None:
+    even = (0,) * len(late_by)
+    assert late_when(late(), given(own(even, late_by, even))) == said
+
+
+# --- what it waits for
+
+
+CALLS = ("cudaStreamSynchronize", "cudaLaunchKernel")
+
+
+def waiting(mine: tuple[int, int], others: tuple[int, int]) -> Late:
+    rows = [
+        (r, s, account, ns)
+        for s in range(2)
+        for r in range(3)
+        for account, ns in (
+            (("compute", 100), (SYNCHRONISING, 15), ("idle.launch_bound", 25))
+            if r == 1
+            else (("compute", 100), (WAIT, 40))
+        )
+    ]
+    columns = {"rank": [r for r in range(3) for _ in CALLS], "name": [*CALLS] * 3}
+    counts = [n for r in range(3) for n in (mine if r == 1 else others)]
+    told = {"at_most": 30, "per_step": 20, "blame_share": 0.9, "unmatched": 0, "collectives": 9, "last": 8}
+    known = given(
+        rows,
+        api_call_summary=pl.DataFrame({**columns, "calls_in_steps": counts}),
+        communication_imbalance=pl.DataFrame([{"rank": r, **told, "assumed": False} for r in (1, 0, 2)]),
+    )
+    found = late_rank(known)
+    assert found is not None
+    return found
+
+
+def test_only_calls_that_wait_are_counted_as_waits() -> None:
+    assert waiting((8, 100), (2, 100)).excess.waits == 0
+    often = waiting((8 * 2, 100), (2, 100)).excess
+    assert (often.waits, often.account, often.by_account) == (
+        8,
+        SYNCHRONISING,
+        {SYNCHRONISING: 40, "compute": 0},
+    )
+    assert waiting((2, 1000), (2, 100)).excess.waits == 0  # it launches more, and waits no more often
+
+
+# --- what it gains
+
+
+def blamed(idle: int, transfers: int) -> Late:
+    """Rank 1 comes 30 ns after the next; the others wait so long for it, and transfer so long."""
+    rows = [
+        (r, 0, account, ns)
+        for r in range(3)
+        for account, ns in (
+            (("compute", 140),) if r == 1 else (("compute", 100), (WAIT, idle), (TRANSFER, transfers))
+        )
+    ]
+    told = {"at_most": 30, "per_step": 20, "blame_share": 0.9, "unmatched": 0, "collectives": 9, "last": 8}
+    table = pl.DataFrame([{"rank": r, **told, "assumed": False} for r in (1, 0, 2)])
+    found = late_rank(given(rows, communication_imbalance=table))
+    assert found is not None
+    return found
+
+
+def test_what_others_transfer_is_none_of_what_they_wait_for() -> None:
+    assert blamed(15, 25).ns == 30  # half of it they wait: a lead of 30
+    assert blamed(14, 26).ns == 14  # they wait less than half of it, and are no sooner done
+
+
+# --- what goes with it
+
+
+def test_the_evidence_names_what_else_it_has_a_tenth_of_its_lateness_in() -> None:
+    def beside(**of: int) -> list[str]:
+        parts = {DATA: 90, **{f"idle.{name}": ns for name, ns in of.items()}}
+        known = given(own((0,), (1,)))
+        return [line.partition(":")[0] for line in chain(late(parts), known) if "more per step" in line]
+
+    assert beside(garbage_collection=9, checkpoint_logging=8) == ["garbage collection"]
+    # What explains a fifth beside its largest account is told with that.
+    told = beside(garbage_collection=19, checkpoint_logging=18)
+    assert "garbage collection" not in told
+    assert beside(other_host_work=12, garbage_collection=11, checkpoint_logging=10) == [
+        "other host work",
+        "garbage collection",
+    ]
+    assert beside(no_such_account=12) == []
+
+
+def test_ranks_that_are_late_together_for_causes_of_their_own_say_so() -> None:
+    rows = own(*[(0, 0)] * 4) + [(1, s, DATA, 50) for s in range(2)] + [(3, s, PYTHON, 40) for s in range(2)]
+    found = late_together(given(rows))
+    assert found is not None
+    assert (found.ranks, found.more, found.account, found.main) == ((1, 3), 40, DATA, 25)
+    assert found.apart == ((1, DATA, 50), (3, PYTHON, 40))
+    rows = own(*[(0, 0)] * 4) + [(r, s, DATA, 50) for s in range(2) for r in (1, 3)]
+    found = late_together(given(rows))
+    assert found is not None and (found.main, found.apart) == (50, ())
