@@ -38,7 +38,10 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("while high < MANY", "high < MANY -> high <= MANY"): "the same bound",
     },
     NESTING: {
-        ("at, found = points", "1 -> 2"): "in none, below 0 either way",
+        ("SHORT = 2**15", "15 -> 14"): "numbers between are ordered the longer way, alike",
+        ("MANY_GROUPS = 1000", "1000 ->"): "more or fewer groups are ranked together, to the same ranks",
+        ("if len(bounds) > MANY_GROUPS", ">= MANY_GROUPS"): "the same",
+        ("ends = np.sort(", "kind='stable'"): "integers that are alike are one number",
         ("NEAR = 32", "32 ->"): "how many rows are looked at before a tree is made",
         (
             "for _ in range(8):",

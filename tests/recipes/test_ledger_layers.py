@@ -12,6 +12,7 @@ from lostflops.recipes import accounting, first_calls
 from lostflops.recipes.backward_threads import engines
 from lostflops.recipes.dispatching import dispatching
 from lostflops.recipes.idle.idle_gaps import idle_gaps
+from lostflops.recipes.steps.ledger import step_ledger
 from lostflops.tables import COLLECTIVES, COPIES, KERNELS, LAUNCHES, OPERATORS, RANKS, STEPS
 from lostflops.testing import example_table
 
@@ -158,3 +159,33 @@ def test_a_call_as_the_first_step_ends_is_a_later_one() -> None:
 
     assert first(20 * ms) == 0
     assert first(20 * ms - 1) == 1
+
+
+def test_an_account_has_a_row_from_a_nanosecond_on() -> None:
+    kinds = {"rank": pl.Int32, "step": pl.Int32, "start": pl.Int64, "end": pl.Int64, "account": pl.String}
+    busy = pl.LazyFrame(
+        [
+            (0, 0, 0, 4, "compute"),
+            (0, 0, 4, 5, "copy"),
+            (0, 0, 5, 5, "communication.wait"),
+            (0, 0, 5, 9, None),
+        ],
+        kinds,
+        orient="row",
+    )
+    stretches = pl.LazyFrame(
+        [
+            (0, 0, 5, 8, "idle.data_loading"),
+            (0, 0, 8, 9, "idle.unexplained"),
+            (0, 7, 9, 9, "idle.dependency"),
+        ],
+        kinds,
+        orient="row",
+    )
+    steps = example_table(STEPS, [{"start": 0, "end": 9}, {"step": 7, "start": 9, "end": 9}])
+    assert step_ledger(steps, busy, stretches).collect().select("step", "account", "ns").rows() == [
+        (0, "compute", 4),
+        (0, "idle.data_loading", 3),
+        (0, "copy", 1),
+        (0, "idle.unexplained", 1),
+    ]

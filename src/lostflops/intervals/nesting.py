@@ -171,7 +171,7 @@ def innermost(points: pl.DataFrame, rows: pl.DataFrame, by: Sequence[str], colum
     rows = rows.join(groups, on=keys)
     order = sorted_by(*(rows[c].to_numpy() for c in ("_group", "start")), -rows["end"].to_numpy())
     of, start, end = (rows[c].to_numpy()[order] for c in ("_group", "start", "end"))
-    at, found = points["start"].to_numpy(), np.full(points.height, -1, dtype=np.int64)
+    at, found = points["start"].to_numpy(), np.empty(points.height, dtype=np.int64)
     first = np.searchsorted(of, np.arange(groups.height + 1))
     by_group = np.argsort(group, kind="stable")
     bounds = np.searchsorted(group[by_group], np.arange(groups.height + 1))
