@@ -412,6 +412,15 @@ def test_the_innermost_interval_at_a_point_is_the_deepest_that_contains_it(
         assert (int(forest.order[at]) if at >= 0 else None) == (max(holding)[1] if holding else None)
 
 
+def test_what_is_not_of_the_children_is_the_own() -> None:
+    """Rows from 0 to 20, in it 2 to 9 and 12 to 15, in the former 3 to 5; beside them 20 to 30."""
+    start, end = np.array([12, 0, 3, 2, 20]), np.array([15, 20, 5, 9, 30])
+    forest = intervals.nest(start, end, np.zeros(5, dtype=np.int64))
+    assert forest.order.tolist() == [1, 3, 2, 0, 4]
+    assert intervals.less_children(forest, forest.end - forest.start).tolist() == [10, 5, 2, 3, 10]
+    assert intervals.less_children(forest, np.array([1, 0, 7, 2, 4])).tolist() == [-1, -7, 7, 2, 4]
+
+
 @settings(max_examples=300, deadline=None)
 @given(NESTED, ORIGINS)
 def test_self_pieces_give_every_instant_to_the_deepest_interval(drawn: Nested, origin: int) -> None:

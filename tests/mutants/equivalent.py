@@ -38,6 +38,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("while high < MANY", "high < MANY -> high <= MANY"): "the same bound",
     },
     NESTING: {
+        ("by_group = np.argsort(", "kind='stable'"): "the points of a group are looked up one by one",
         ("SHORT = 2**15", "15 -> 14"): "numbers between are ordered the longer way, alike",
         ("MANY_GROUPS = 1000", "1000 ->"): "more or fewer groups are ranked together, to the same ranks",
         ("if len(bounds) > MANY_GROUPS", ">= MANY_GROUPS"): "the same",
@@ -74,7 +75,8 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ('others = pairs.filter(pl.col("rank")', "-> pairs"): "a device is not busy in its own gaps",
     },
     SETS: {
-        (".map_batches(united,", "predicate_pushdown=False"): A_HINT,
+        (".map_batches(", "predicate_pushdown=False"): A_HINT,
+        ("return painted([column[:height]", "-> return None"): "the slower way paints the same",
         ("predicate_pushdown=False,", "predicate_pushdown=False"): A_HINT,
         ("projection_pushdown=False,", "predicate_pushdown=False"): A_HINT,
         ("windows.filter(pl.col(", ">= pl.col('start')"): "a window without length has no runs",
@@ -132,6 +134,9 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ): "where the usual is 0, what is longer is all of the time",
     },
     ON_DEVICE: {("EARLIEST, LATEST = ", "62 -> 61"): "earlier than any recording either way"},
+    "lostflops.optimize.activations.saved": {
+        ("self._order = 0", "0 ->"): "orders may be counted from any number",
+    },
     "lostflops.optimize.activations.saved_views": {
         ("if 2 * tensor.nbytes", "2 -> 1"): "a shortcut: the general case below says the same",
     },

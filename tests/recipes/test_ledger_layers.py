@@ -189,3 +189,18 @@ def test_an_account_has_a_row_from_a_nanosecond_on() -> None:
         (0, "copy", 1),
         (0, "idle.unexplained", 1),
     ]
+
+
+def test_accounts_stand_by_rank_and_step_the_largest_first_and_equal_ones_by_name() -> None:
+    kinds = {"rank": pl.Int32, "step": pl.Int32, "start": pl.Int64, "end": pl.Int64, "account": pl.String}
+    each = [(3, "copy"), (4, "communication.wait"), (4, "communication.exposed"), (9, "compute")]
+    busy = [(rank, step, 0, ns, account) for rank in (1, 0) for step in (8, 7) for ns, account in each]
+    steps = example_table(
+        STEPS, [{"rank": r, "step": s, "start": s, "end": s + 1} for r in (0, 1) for s in (7, 8)]
+    )
+    none = pl.LazyFrame(schema=kinds)
+    found = step_ledger(steps, pl.LazyFrame(busy, kinds, orient="row"), none).collect()
+    names = ["compute", "communication.exposed", "communication.wait", "copy"]
+    assert found.select("rank", "step", "account").rows() == [
+        (rank, step, name) for rank in (0, 1) for step in (7, 8) for name in names
+    ]
