@@ -28,7 +28,7 @@ EVEN: Rows = [(rank, step, "compute", 100) for rank in range(2) for step in rang
 
 
 def given(rows: Rows, work: Sequence[Any] = (), names: Sequence[Any] = (), **tables: pl.DataFrame) -> Given:
-    """What a page knows of a ledger of these rows (rank, step, account, ns) and of these answers of recipes."""
+    """What a page knows of a ledger of rows (rank, step, account, ns) and of these answers of recipes."""
     schema = {"rank": pl.Int64, "step": pl.Int64, "account": pl.String, "ns": pl.Int64}
     answers: Any = {name: SimpleNamespace(table=table, findings=()) for name, table in tables.items()}
     return Given(

@@ -294,7 +294,13 @@ def test_ranks_that_share_no_collective_are_absent() -> None:
 
 @pytest.mark.parametrize(
     ("apart", "numbered", "offset"),
-    [(5_000_000, True, -5_000_000), (100_001, True, -100_001), (100_000, True, 0), (5_000_000, False, 0)],
+    [
+        (5_000_000, True, -5_000_000),
+        (-5_000_000, True, 5_000_000),
+        (100_001, True, -100_001),
+        (100_000, True, 0),
+        (5_000_000, False, 0),
+    ],
 )
 def test_ranks_of_one_host_whose_numbered_collectives_end_apart_have_clocks_of_their_own(
     apart: int, numbered: bool, offset: int
@@ -313,3 +319,19 @@ def test_ranks_of_one_host_whose_numbered_collectives_end_apart_have_clocks_of_t
     assert found[1][0] == offset and found[0][0] == found[2][0] == 0
     if not offset:
         assert {error for _, error in found.values()} == {SAME_HOST_ERROR}
+
+
+def test_only_collectives_of_several_ranks_of_a_host_tell_whether_they_share_a_clock() -> None:
+    """Ranks 0 and 1 of one host meet four times, 5 ms apart, and ranks of other hosts nine times each."""
+    groups = {"a [0, 1]": (0, 1, 4), "b [0, 2]": (0, 2, 9), "c [1, 3]": (1, 3, 9)}
+    calls = [
+        {"rank": rank, "group": group, "kind": "all-reduce", "bytes_in": 8, "sequence": n}
+        | {"start": end - 40_000, "arrival": end - 40_000, "end": end}
+        for group, (one, other, times) in groups.items()
+        for rank in (one, other)
+        for n in range(1, times + 1)
+        for end in [9_000_000 * n + (5_000_000 if rank in (1, 3) else 0)]
+    ]
+    ranks = [{"rank": rank, "world_size": 4, "host": (5, 5, 6, 7)[rank]} for rank in range(4)]
+    found = told((example_table(COLLECTIVES, calls), example_table(RANKS, ranks)))
+    assert found[1][0] - found[0][0] == -5_000_000

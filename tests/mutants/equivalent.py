@@ -117,6 +117,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
             "keep='first') -> ",
         ): "this Polars keeps the first all the same",
         ('if who["_clock"].n_unique() == 1', "0 -> -1"): "there is one value",
+        ("if _on_one_host(who) and not (who.height > 1", "1 -> 0"): "one rank alone shares its own clock",
         ("offsets: dict[str, int] = dict.fromkeys(", ".unique() -> "): "keys of a dict come once",
         ("for _ in range(2 if offsets else 0)", "2 -> 3"): "once aligned, the middle stays where it is",
         ("for _ in range(2 if offsets else 0)", "0 -> 1"): "without offsets a round moves nothing",
@@ -135,7 +136,10 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     },
     ON_DEVICE: {("EARLIEST, LATEST = ", "62 -> 61"): "earlier than any recording either way"},
     "lostflops.optimize.activations.saved": {
-        ("self._order = 0", "0 ->"): "orders may be counted from any number",
+        ("self.forward_ns = self.backward_ns = 0", "0 ->"): "both are set before a pass is over",
+        ("found = self._meter.found_bytes", "0 ->"): "of a pass that reads no memory none is asked",
+        ("self._instants.append((instant, 0, 0))", "0 ->"): "of a pass that reads no memory none is asked",
+        ("weakref.finalize(handle,", "False -> True"): "nobody asks when the interpreter ends",
     },
     "lostflops.optimize.activations.saved_views": {
         ("if 2 * tensor.nbytes", "2 -> 1"): "a shortcut: the general case below says the same",

@@ -335,7 +335,7 @@ def cut(rows: pl.DataFrame, pieces: pl.DataFrame, by: str) -> pl.DataFrame:
     )  # fmt: skip
     first = np.searchsorted(closes, begins, side="right")
     # Each row's pieces, counted on from its first.
-    each, at = each_of(first, np.searchsorted(opens, stops, side="left"))
+    each, at = each_of(first, np.searchsorted(opens, stops))
     met, piece = rows[each], pieces[at]
     return met.with_columns(
         piece.select(own),

@@ -97,7 +97,7 @@ def _hosts_of_several_clocks(ends: pl.DataFrame, who: pl.DataFrame) -> list[str]
     among = ["_clock", "instance"]
     middle = pl.col("end").median().over(among)
     told = (
-        on_one.filter(pl.col("_clock").str.starts_with("host"), pl.len().over(among) > 1)
+        on_one.filter(pl.len().over(among) > 1)
         .with_columns(_apart=pl.col("end") - middle)
         .group_by("_clock", "rank")
         .agg(
@@ -109,7 +109,7 @@ def _hosts_of_several_clocks(ends: pl.DataFrame, who: pl.DataFrame) -> list[str]
     wrong = (pl.col("len") >= FEWEST) & (
         pl.col("off") > pl.max_horizontal(pl.lit(ONE_CLOCK), OFFSET_OVER_ERROR * pl.col("scatter"))
     )
-    return told.filter(wrong)["_clock"].unique().to_list()
+    return told.filter(wrong)["_clock"].to_list()
 
 
 def _links(ends: pl.DataFrame) -> pl.DataFrame:
