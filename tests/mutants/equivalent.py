@@ -143,6 +143,8 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     },
     "lostflops.optimize.activations.saved_views": {
         ("if 2 * tensor.nbytes", "2 -> 1"): "a shortcut: the general case below says the same",
+        ("if 2 * tensor.nbytes", "-> 2 + tensor.nbytes"): "the same shortcut, taken less often",
+        ("if 2 * tensor.nbytes", ">= tensor.untyped_storage().nby -> "): "the same, but for exactly half",
     },
     "lostflops.naming.host_causes": {
         (".with_columns(_depth=", ".cum_sum().over(lane) -> "): "all depths of a thread shift by one amount",

@@ -97,6 +97,7 @@ def test_storages_are_numbered_in_the_order_of_saving_and_parameters_stay() -> N
         (2, 3, 12, 1, None),  # y by the product
         (3, 5, 0, 1, "empty"),
     ]
+    assert [row["pack_ns"] for row in profile["rows"]] == [TICK * at for at in (1, 3, 4, 6)]
     assert profile["one_by_one_bytes"] == 3 * 12
 
 
