@@ -143,6 +143,9 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     },
     "lostflops.optimize.activations.saved_views": {
         ("if 2 * tensor.nbytes", "2 -> 1"): "a shortcut: the general case below says the same",
+        ("if stride == 0 and tensor.shape[dimension] > 1", "1 -> 0"): "one of one is itself",
+        ("tensor = tensor.narrow(dimension, 0, 1)", "0 -> 1"): "all of an expanded dimension are one element",
+        ("alias = torch.empty(0", "0 ->"): "it is set to other memory at once",
         ("if 2 * tensor.nbytes", "-> 2 + tensor.nbytes"): "the same shortcut, taken less often",
         ("if 2 * tensor.nbytes", ">= tensor.untyped_storage().nby -> "): "the same, but for exactly half",
     },

@@ -266,6 +266,9 @@ def test_a_name_that_proves_a_cause(name: str, row: Row, expected: str) -> None:
         ("dynamo_guard", "operator"),
         ("enqueueCommand waitOnEvent", "launch"),
         ("urEnqueueKernelLaunch", "launch"),
+        ("urEnqueueEventsWaitWithBarrier", "launch"),  # the queue waits, not the host
+        ("torch/cuda/__init__.py(182): is_available", "frame"),
+        ("torch/cuda/streams.py(101): record_event", "frame"),
         ("Stream wait sync", "range"),
         ("Buffer Flush", "range"),
         ("Command Buffer Full", "range"),
