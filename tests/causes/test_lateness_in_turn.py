@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -18,8 +19,10 @@ from lostflops.causes.lateness import (
     takes_turns,
     turns,
 )
+from lostflops.causes.one_rank.held_up import HeldUp
 from lostflops.causes.one_rank.late import Excess, Late
 
+BUBBLE = "idle.pipeline_bubble"
 DATA, PYTHON, SAVING = "idle.data_loading", "idle.other_host_work", "idle.checkpoint_logging"
 WAIT, TRANSFER, SYNCHRONISING = "communication.wait", "communication.transfer", "idle.host_synchronisation"
 Rows = list[tuple[int, int, str, int]]
@@ -98,6 +101,23 @@ def test_others_take_turns_with_a_late_rank_where_they_are_late_half_as_much_as_
     assert not takes((10, 0), (20, 0), (0, 0))
 
 
+def test_what_the_last_rank_waits_is_nothing_that_it_does() -> None:
+    rows = [
+        *own((0, 0), (9, 9), (0, 0)),
+        *((1, step, account, 70) for step in (0, 1) for account in (WAIT, BUBBLE)),
+    ]
+    found = turns(given(rows))
+    assert found is not None and (found.account, found.share, found.explained) == (DATA, 1.0, 6)
+
+
+def test_ranks_that_meet_others_are_not_compared() -> None:
+    """Ranks 0 and 1 wait for each other; ranks 2 and 3 have parts of their own in the job."""
+    rows = [*own((9, 0), (0, 9), (500, 500), (0, 800)), (0, 1, WAIT, 9), (1, 0, WAIT, 9)]
+    known = replace(given(rows), meeting=(frozenset({2, 3}), frozenset({0, 1})))
+    found = turns(known)
+    assert found is not None and (found.ranks, found.explained) == ((0, 1), 4)
+
+
 # --- who is next
 
 
@@ -116,6 +136,12 @@ def test_the_next_late_rank_is_told_where_it_is_why_little_is_gained() -> None:
     assert after(60, 80) is None  # four fifths of its lateness are gained
     assert after(60, 40, **STAGES) is None
     assert after(0, 40) is None
+
+
+def test_of_ranks_that_are_late_next_the_latest_is_told() -> None:
+    known = given(own((0,), (100,), (50,), (60,), (0,), (0,), (0,)))
+    found = next_late(late({DATA: 100}, ns=40), known)
+    assert found is not None and (found.rank, found.ns) == (3, 60)
 
 
 # --- when
@@ -139,6 +165,24 @@ def test_the_next_late_rank_is_told_where_it_is_why_little_is_gained() -> None:
 def test_a_rank_is_late_since_a_step_or_up_to_one(late_by: tuple[int, ...], said: str) -> None:
     even = (0,) * len(late_by)
     assert late_when(late(), given(own(even, late_by, even))) == said
+
+
+@pytest.mark.parametrize(
+    ("late_by", "told"),
+    [
+        ((0, 0, 9, 9, 1, 9, 1, 9, 9), True),
+        ((1, 0, 9, 9, 1, 9, 1, 9, 9), True),  # half a nanosecond before, 6.7 after
+        ((1, 1, 9, 9, 1, 9, 1, 9, 9), False),
+        ((5, 5, 9, 9, 1, 9, 1, 9, 9), False),
+    ],
+)
+def test_a_replay_tells_since_when_where_it_was_not_late_before(late_by: tuple[int, ...], told: bool) -> None:
+    even = (0,) * len(late_by)
+    kinds = {"part": pl.String, "rank": pl.Int64, "own": pl.Int64, "even": pl.Int64, "removal": pl.Float64}
+    rows = [{"part": "job", "own": 100, "even": 60}, {"part": "rank", "rank": 1, "removal": 0.9, "since": 2}]
+    table = pl.DataFrame(rows, kinds | {"name": pl.String, "since": pl.Int64})
+    said = list(chain(late(), given(own(even, late_by, even), stragglers=table)))
+    assert ("it is late since step 2" in said) is told
 
 
 # --- what it waits for
@@ -224,6 +268,31 @@ def test_the_evidence_names_what_else_it_has_a_tenth_of_its_lateness_in() -> Non
         "garbage collection",
     ]
     assert beside(no_such_account=12) == []
+
+
+@pytest.mark.parametrize(("last", "told"), [(5, True), (4, False), (10, True)])
+def test_that_it_arrives_last_is_said_of_half_of_the_collectives(last: int, told: bool) -> None:
+    said = chain(late(table={"last": last, "collectives": 10}), given(own((0,), (1,))))
+    assert list(said) == ([f"it arrives last in {last} of 10 collectives"] if told else [])
+
+
+@pytest.mark.parametrize(("account", "told"), [(PYTHON, True), (DATA, False)])
+def test_another_thread_that_runs_is_said_of_python(account: str, told: bool) -> None:
+    thread = HeldUp("`f`", 9, 10)
+    slow = late({account: 90})
+    slow = replace(slow, excess=replace(slow.excess, thread=thread))
+    said = "that thread runs in 90.0 % of its pauses, and Python lets one thread run at a time"
+    assert (said in list(chain(slow, given(own((0,), (1,)))))) is told
+
+
+def test_each_of_few_that_are_late_together_has_the_most_of_its_cause() -> None:
+    rows = [
+        *own(*[(0, 0)] * 4),
+        *((1, s, account, ns) for s in range(2) for account, ns in ((SAVING, 50), (PYTHON, 5))),
+        *((3, s, account, ns) for s in range(2) for account, ns in ((DATA, 30), (PYTHON, 30))),
+    ]
+    found = late_together(given(rows))
+    assert found is not None and found.apart == ((1, SAVING, 50), (3, PYTHON, 30))
 
 
 def test_ranks_that_are_late_together_for_causes_of_their_own_say_so() -> None:

@@ -202,7 +202,7 @@ def test_sharing_work_or_faster_links_gain_no_more_than_is_waited() -> None:
     assert (shared_at_most(given([])), faster_links_at_most(given([]))) == (0, 0)
 
 
-WAITING = (WAIT, "communication.transfer", "communication.exposed", BUBBLE)
+WAITING = (WAIT, "communication.transfer", "communication.exposed", BUBBLE, "idle.other_device")
 
 
 @pytest.mark.parametrize("account", [*WAITING, "idle.host_synchronisation", "idle.dependency"])
@@ -258,14 +258,16 @@ def test_a_late_rank_says_what_its_being_like_the_others_gains() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at_most", "per_step", "ns"),
+    ("at_most", "per_step", "ns", "explains"),
     [
-        (15, 20, 15),  # half of the 30 ns that others wait for it
-        (14, 20, 30),  # less: the next to last is late for it, too
-        (21, 40, 21),  # they wait 60 ns, of which 40 are what it lasts longer
+        (15, 20, 15, 20),  # half of the 30 ns that others wait for it
+        (14, 20, 30, 20),  # less: the next to last is late for it, too
+        (21, 40, 21, 26),  # they wait 60 ns, of which 40 are what it lasts longer: two of three wait that
     ],
 )
-def test_a_stage_passes_on_what_is_more_than_twice_its_lead(at_most: int, per_step: int, ns: int) -> None:
+def test_a_stage_passes_on_what_is_more_than_twice_its_lead(
+    at_most: int, per_step: int, ns: int, explains: int
+) -> None:
     rows = [
         (r, 0, a, ns)
         for r in range(3)
@@ -273,7 +275,14 @@ def test_a_stage_passes_on_what_is_more_than_twice_its_lead(at_most: int, per_st
     ]
     table = imbalance(1, 0, 2, at_most=at_most, per_step=per_step)
     told = late_rank(given(rows, communication_imbalance=table, communication_wait=pairs(1)))
-    assert told is not None and told.ns == ns
+    assert told is not None and (told.ns, told.explains) == (ns, explains)
+
+
+def test_a_lead_that_is_not_known_is_none_of_a_rank_that_is_blamed() -> None:
+    rows = [(r, 0, "compute", 140 if r == 1 else 100) for r in range(3)]
+    assert (
+        late_rank(given(rows, communication_imbalance=imbalance(1, 0, 2, at_most=None, per_step=1))) is None
+    )
 
 
 def test_a_name_that_one_of_the_others_lacks_counts_as_no_time_of_it() -> None:

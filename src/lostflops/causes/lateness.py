@@ -101,7 +101,7 @@ def _waits_least(given: Given, known: pl.DataFrame) -> Late | None:
     ranks = known.height
     waited = dict.fromkeys(given.steps, 0) | given.by_rank(WAIT)
     present = [rank for rank in waited if known["rank"].is_in([rank]).any()]
-    if ranks < 3 or len(present) < 3 or not has_stages(given):
+    if len(present) < 3 or not has_stages(given):
         return None
     rank = min(present, key=lambda each: (waited[each], each))
     less = int(median([waited[each] for each in present if each != rank])) - waited[rank]
