@@ -562,3 +562,10 @@ def test_nesting_is_the_same_in_rounds_and_one_by_one() -> None:
     for found, expected in zip(astuple(forest), astuple(one_by_one), strict=True):
         assert np.array_equal(found, expected)
     assert forest.repaired == one_by_one.repaired > 0
+
+
+def test_intervals_nest_deeper_than_a_short_integer_counts() -> None:
+    n = 33_000
+    forest = intervals.nest(np.arange(n), np.arange(3 * n, 2 * n, -1), np.zeros(n, dtype=np.int64))
+    assert forest.depth.tolist() == list(range(n))
+    assert forest.parent.tolist() == list(range(-1, n - 1))
