@@ -15,6 +15,7 @@ from lostflops.causes.lateness import (
     _alone,  # pyright: ignore[reportPrivateUsage]
     _excess_by_step,  # pyright: ignore[reportPrivateUsage]
     chain,
+    explained_by_own,
     explained_by_work,
     faster_links_at_most,
     late_by_own,
@@ -147,6 +148,7 @@ def test_uneven_work_explains_what_a_replay_gains_or_what_the_longest_exceed_the
     assert explained(taking_turns) == 15
     assert explained([], 100, 60) == 40
     assert explained([]) == 0
+    assert (explained_by_own(given([])), explained_by_own(given(taking_turns))) == (0, 15)
 
 
 def test_stages_hold_their_ranks_in_order() -> None:
@@ -258,15 +260,15 @@ def test_a_late_rank_says_what_its_being_like_the_others_gains() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at_most", "per_step", "ns", "explains"),
+    ("at_most", "per_step", "ns", "explains", "waited"),
     [
-        (15, 20, 15, 20),  # half of the 30 ns that others wait for it
-        (14, 20, 30, 20),  # less: the next to last is late for it, too
-        (21, 40, 21, 26),  # they wait 60 ns, of which 40 are what it lasts longer: two of three wait that
+        (15, 20, 15, 20, 30),  # half of the 30 ns that others wait for it
+        (14, 20, 30, 20, 30),  # less: the next to last is late for it, too
+        (21, 40, 21, 26, 40),  # they wait 60 ns, of which 40 are what it lasts longer: two of three wait that
     ],
 )
 def test_a_stage_passes_on_what_is_more_than_twice_its_lead(
-    at_most: int, per_step: int, ns: int, explains: int
+    at_most: int, per_step: int, ns: int, explains: int, waited: int
 ) -> None:
     rows = [
         (r, 0, a, ns)
@@ -275,7 +277,7 @@ def test_a_stage_passes_on_what_is_more_than_twice_its_lead(
     ]
     table = imbalance(1, 0, 2, at_most=at_most, per_step=per_step)
     told = late_rank(given(rows, communication_imbalance=table, communication_wait=pairs(1)))
-    assert told is not None and (told.ns, told.explains) == (ns, explains)
+    assert told is not None and (told.ns, told.explains, told.waited) == (ns, explains, waited)
 
 
 def test_a_lead_that_is_not_known_is_none_of_a_rank_that_is_blamed() -> None:
@@ -283,6 +285,22 @@ def test_a_lead_that_is_not_known_is_none_of_a_rank_that_is_blamed() -> None:
     assert (
         late_rank(given(rows, communication_imbalance=imbalance(1, 0, 2, at_most=None, per_step=1))) is None
     )
+
+
+def test_a_rank_that_is_blamed_may_not_be_known_to_be_waited_for() -> None:
+    rows = [(r, 0, "compute", 140 if r == 1 else 100) for r in range(3)]
+    rows += [(r, 0, WAIT, 40) for r in (0, 2)]
+    told = late_rank(given(rows, communication_imbalance=imbalance(1, 0, 2, at_most=30, per_step=None)))
+    assert told is not None and (told.ns, told.waited, told.explains) == (30, 0, 0)
+
+
+@pytest.mark.parametrize(("copied", "account"), [(90, "idle.checkpoint_logging"), (89, "copy")])
+def test_nine_tenths_of_copies_that_checkpoints_make_are_the_checkpoints(copied: int, account: str) -> None:
+    rows = [(r, 0, "compute", 100) for r in range(3)] + [(1, 0, "copy", 100)]
+    rows += [(r, 0, WAIT, 100) for r in (0, 2)]
+    known = given(rows, communication_imbalance=imbalance(1, 0, 2, at_most=90, per_step=60))
+    told = late_rank(replace(known, in_checkpoints=copied))
+    assert told is not None and told.cause == account
 
 
 def test_a_name_that_one_of_the_others_lacks_counts_as_no_time_of_it() -> None:
@@ -414,7 +432,7 @@ def test_ranks_that_are_few_are_late_by_what_their_own_work_explains_half_of() -
         found = late_by_own(known, 1, lead=lead, waited=waited, explains=lead, seen="s")
         assert (found is not None) is told, (lead, waited)
     found = late_by_own(known, 1, lead=40, waited=40, explains=40, seen="s")
-    assert found is not None and (found.rank, found.seen) == (1, "s")
+    assert found is not None and (found.rank, found.seen, found.assumed) == (1, "s", False)
 
 
 def test_becoming_like_the_least_in_each_step_gains_the_rest_of_the_mean() -> None:
