@@ -185,6 +185,29 @@ def test_a_replay_tells_since_when_where_it_was_not_late_before(late_by: tuple[i
     assert ("it is late since step 2" in said) is told
 
 
+def replayed(*rows: dict[str, Any], **more: Any) -> list[str]:
+    kinds = {"part": pl.String, "rank": pl.Int64, "own": pl.Int64, "even": pl.Int64, "removal": pl.Float64}
+    table = pl.DataFrame(rows, kinds | {"name": pl.String, "since": pl.Int64})
+    known = replace(given(own((0,) * 9, (0, 0, 9, 9, 1, 9, 1, 9, 9), (0,) * 9), stragglers=table), **more)
+    return list(chain(late(), known))
+
+
+def test_a_replay_is_told_where_all_ranks_meet() -> None:
+    whole, mine = (
+        {"part": "job", "own": 100, "even": 60},
+        {"part": "rank", "rank": 1, "removal": 0.9, "since": 2},
+    )
+    other = {"part": "stage", "rank": 1, "removal": 0.3, "since": 5}
+    told = [
+        "replayed with even ranks a step takes 60 ns instead of 100 ns: "
+        "rank 1 alone is 90.0 % of the difference",
+        "it is late since step 2",
+    ]
+    assert replayed(whole, other, mine) == told
+    assert replayed(whole, mine, meeting=(frozenset({0, 1, 2}),)) == told
+    assert replayed(whole, mine, meeting=(frozenset({0, 1}), frozenset({2, 3}))) == []
+
+
 # --- what it waits for
 
 
@@ -285,14 +308,20 @@ def test_another_thread_that_runs_is_said_of_python(account: str, told: bool) ->
     assert (said in list(chain(slow, given(own((0,), (1,)))))) is told
 
 
+def test_ranks_that_are_late_together_are_compared_with_the_others_alone() -> None:
+    """Ranks 1 and 3 load data for 100 ns, the others for 10 and 30: 80 more than these."""
+    found = late_together(given(own((10, 10), (100, 100), (30, 30), (100, 100))))
+    assert found is not None and (found.more, found.main) == (70, 80)
+
+
 def test_each_of_few_that_are_late_together_has_the_most_of_its_cause() -> None:
     rows = [
         *own(*[(0, 0)] * 4),
-        *((1, s, account, ns) for s in range(2) for account, ns in ((SAVING, 50), (PYTHON, 5))),
-        *((3, s, account, ns) for s in range(2) for account, ns in ((DATA, 30), (PYTHON, 30))),
+        *((1, s, account, ns) for s in range(2) for account, ns in ((SAVING, 100), (PYTHON, 5))),
+        *((3, s, account, 30) for s in range(2) for account in (DATA, "idle.compilation", PYTHON, SAVING)),
     ]
     found = late_together(given(rows))
-    assert found is not None and found.apart == ((1, SAVING, 50), (3, PYTHON, 30))
+    assert found is not None and found.apart == ((1, SAVING, 100), (3, PYTHON, 30))
 
 
 def test_ranks_that_are_late_together_for_causes_of_their_own_say_so() -> None:

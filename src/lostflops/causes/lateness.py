@@ -401,8 +401,8 @@ def late_together(given: Given) -> LateTogether | None:
     beyond: dict[str, list[int]] = {}
     each: dict[int, dict[str, int]] = {}
     for rank in sorted(ranks[:many]):
-        beside = spent.filter((pl.col("rank") == rank) | pl.col("rank").is_in(ranks[many:]))
-        each[rank] = _beyond(beside, "account", rank, given.steps)
+        beside = {r: given.steps[r] for r in (rank, *ranks[many:])}
+        each[rank] = _beyond(spent, "account", rank, beside)
         for account, ns in each[rank].items():
             beyond.setdefault(account, []).append(ns)
     account, most = max(beyond.items(), key=lambda part: (sum(part[1]), part[0]))
@@ -536,7 +536,7 @@ def _after_a_wait(late: Late, given: Given) -> Iterator[str]:
     if late.cause != SYNCHRONISING:
         return
     ns = given.unnamed(SYNCHRONISING, late.rank)
-    if 2 * ns >= late.excess.by_account.get(SYNCHRONISING, 0) > 0:
+    if 2 * ns >= late.excess.main:
         yield untold_after_wait(ns)
 
 
