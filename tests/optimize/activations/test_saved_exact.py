@@ -266,9 +266,9 @@ def test_a_view_is_made_again_with_its_strides_from_anywhere_in_the_copy(cut: An
 
 
 def test_windows_of_a_view_that_overlap_and_are_gathered_come_back_equal() -> None:
-    """Two lines fifty apart, each of three windows of three: where they lay they cannot be written."""
+    """Two lines fifty apart, each of three windows of three numbers, of which they share some."""
     view = torch.arange(900.0).as_strided((2, 3, 3), (50, 1, 1))
     part = saved_views.view_of(view)
     assert part is not None and part.gathered and part.nbytes == 18 * 4
     again = saved_views.restored(part, saved_views.bytes_of(view, part))
-    assert torch.equal(again, view)
+    assert torch.equal(again, view) and again.stride() == view.stride()
