@@ -249,25 +249,39 @@ def test_only_calls_that_wait_are_counted_as_waits() -> None:
 # --- what it gains
 
 
-def blamed(idle: int, transfers: int) -> Late:
-    """Rank 1 comes 30 ns after the next; the others wait so long for it, and transfer so long."""
-    rows = [
-        (r, 0, account, ns)
-        for r in range(3)
-        for account, ns in (
-            (("compute", 140),) if r == 1 else (("compute", 100), (WAIT, idle), (TRANSFER, transfers))
-        )
-    ]
-    told = {"at_most": 30, "per_step": 20, "blame_share": 0.9, "unmatched": 0, "collectives": 9, "last": 8}
+def blamed(*idle: int, own: int = 140, lead: int = 30, names: Sequence[Any] = ()) -> Late:
+    """Rank 1 comes so much later than the next; the others wait so long, and transfer the rest of 40 ns."""
+    rows = [(1, 0, "compute", own)]
+    for rank, waits in zip((0, 2), idle, strict=True):
+        rows += [(rank, 0, "compute", 100), (rank, 0, WAIT, waits), (rank, 0, TRANSFER, 40 - waits)]
+    told = {
+        "at_most": lead,
+        "per_step": min(20, lead),
+        "blame_share": 0.9,
+        "unmatched": 0,
+        "collectives": 9,
+        "last": 8,
+    }
     table = pl.DataFrame([{"rank": r, **told, "assumed": False} for r in (1, 0, 2)])
-    found = late_rank(given(rows, communication_imbalance=table))
+    found = late_rank(given(rows, names=names, communication_imbalance=table))
     assert found is not None
     return found
 
 
 def test_what_others_transfer_is_none_of_what_they_wait_for() -> None:
-    assert blamed(15, 25).ns == 30  # half of it they wait: a lead of 30
-    assert blamed(14, 26).ns == 14  # they wait less than half of it, and are no sooner done
+    assert blamed(15, 15).ns == 30  # half of it they wait: a lead of 30
+    assert blamed(14, 14).ns == 14  # they wait less than half of it, and are no sooner done
+    assert blamed(25, 14).ns == blamed(14, 25).ns == 14  # one is no sooner done
+
+
+def test_a_nanosecond_of_work_explains_two_of_lateness() -> None:
+    found = blamed(40, 40, own=101, lead=2)
+    assert (found.ns, found.excess.by_account, found.excess.waits) == (2, {"compute": 1}, 0)
+
+
+def test_names_are_those_of_the_account_that_makes_it_late() -> None:
+    names = [(1, account, name, 30) for account, name in (("compute", "mm"), ("idle.launch_bound", "launch"))]
+    assert blamed(40, 40, names=names).excess.parts == (("`mm`", 30),)
 
 
 # --- what goes with it

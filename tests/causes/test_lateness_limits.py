@@ -432,7 +432,8 @@ def test_ranks_that_are_few_are_late_by_what_their_own_work_explains_half_of() -
         found = late_by_own(known, 1, lead=lead, waited=waited, explains=lead, seen="s")
         assert (found is not None) is told, (lead, waited)
     found = late_by_own(known, 1, lead=40, waited=40, explains=40, seen="s")
-    assert found is not None and (found.rank, found.seen, found.assumed) == (1, "s", False)
+    assert found is not None and (found.rank, found.seen, found.unmatched) == (1, "s", 0)
+    assert found.assumed is False
 
 
 def test_becoming_like_the_least_in_each_step_gains_the_rest_of_the_mean() -> None:

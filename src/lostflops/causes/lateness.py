@@ -461,9 +461,7 @@ def turns(given: Given) -> Turns | None:
     apart: list[tuple[int, str, int]] = []
     if share < FIRST_ALONE:
         sums = beyond.group_by("rank", "account").agg(pl.col("ns").sum())
-        own_most = sums.sort("ns", "account", descending=[True, False]).unique(
-            "rank", keep="first", maintain_order=True
-        )
+        own_most = sums.sort("ns", "account", descending=[True, False]).unique("rank", keep="first")
         each = own_most.filter(pl.col("ns") >= NAMED_FROM * pl.col("ns").sum()).sort("rank")
         if each["account"].n_unique() > 1 and each.height <= MOST_CAUSES:
             apart = each.select("rank", "account", "ns").rows()
