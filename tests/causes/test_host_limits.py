@@ -9,10 +9,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from by_hand import DATA, EVEN, LAUNCHES, MS, PYTHON, UNEXPLAINED, WAITS, Rows, finding, page
+from by_hand import DATA, EVEN, LAUNCHES, MS, PYTHON, SAVING, UNEXPLAINED, WAITS, Rows, finding, given, page
 from lostflops.causes.given import NAMES, Given
 from lostflops.causes.host import waits_per_step
-from lostflops.causes.idle.named import names_of
+from lostflops.causes.idle.named import _by_function, names_of  # pyright: ignore[reportPrivateUsage]
+from lostflops.causes.idle.occurrence import told_once
 from lostflops.causes.page_findings import PageFindings
 
 IDLES = "The GPU idles 9.00 ms per step (9.0 %)."
@@ -182,3 +183,17 @@ def test_names_come_the_longest_first() -> None:
     ledger = pl.DataFrame(EVEN, ["rank", "step", "account", "ns"], orient="row")
     given = Given({}, ledger.with_columns(start=pl.col("step")), known)
     assert [name for name, _ in names_of(PageFindings(given), PYTHON)] == ["a", "b", "c", "d", "e", "f"]
+
+
+def test_names_that_cost_as_much_stand_in_their_order_within_a_function_or_not() -> None:
+    parts = [(f"{name}.py(1): f", 5) for name in ("c", "a", "b")]
+    assert [name for name, _ in _by_function([*parts, ("a.py(2): g", 9)])] == [
+        "a.py(2): g", "a.py(1): f", "b.py(1): f", "c.py(1): f"
+    ]  # fmt: skip
+
+
+def test_a_pause_is_told_once_of_what_is_idle_first() -> None:
+    rows: Rows = [(0, step, account, 20) for step in range(8) for account in ("compute", "copy")]
+    rows += [(0, 5, SAVING, 80)]
+    one = finding("x", "copy", 30, "The GPU idles 30.0 ms per step.", accounts=("copy", SAVING))
+    assert told_once(one, given(rows)) == one

@@ -588,3 +588,75 @@ def test_codes_repeat_when_nineteen_of_twenty_do() -> None:
     assert period(*(1, 2, 3, 4) * 3, 9, *(2, 3, 4), *(1, 2, 3, 4) * 2) is None
     assert period(*(1, 2, 3, 4) * 5, 9, *(2, 3, 4), *(1, 2, 3, 4) * 5) == 4
     assert period(*range(30)) is None
+
+
+# --- what one draw of mutants found untested
+
+
+def test_a_rank_of_which_no_step_was_recorded_whole_is_left_out_where_others_have_whole_ones() -> None:
+    def left(*complete: tuple[int, bool | None]) -> list[str | None]:
+        ranks, whole = [rank for rank, _ in complete], [is_whole for _, is_whole in complete]
+        nobody = pl.Series([None] * len(ranks), dtype=LEFT_OUT)
+        steps = pl.DataFrame(
+            {"rank": ranks, "complete": pl.Series(whole, dtype=pl.Boolean), "left_out": nobody}
+        )
+        return counted._without_cut_ranks(steps)["left_out"].cast(pl.String).to_list()  # pyright: ignore[reportPrivateUsage]
+
+    cut = counted.CUT_RANK
+    assert left((0, True), (0, False), (1, False), (1, False)) == [None, None, cut, cut]
+    assert left((0, True), (1, False), (1, None)) == [None] * 3  # what is not known may be whole
+    assert left((0, False), (1, False)) == [None] * 2  # of none is known how long a step is
+
+
+def test_no_step_is_rare_where_none_is_longer() -> None:
+    assert rare([10, 10, 10, 10, 10], [*USUAL, 250, 250]) == []
+
+
+def test_the_last_step_of_a_device_hung_where_the_host_had_done_as_much_in_the_next() -> None:
+    steps = pl.DataFrame({"host_start": [0, 10, 20, 30], "host_end": [10, 20, 30, 40]})
+    ran = np.array([True, True, True, False])
+
+    def stuck(*each: int) -> list[bool]:
+        starts = [10 * step + n for step, many in enumerate(each) for n in range(many)]
+        operators = pl.DataFrame({"start": starts}, {"start": pl.Int64})
+        return marks._never_reached(steps, ran, operators).tolist()  # pyright: ignore[reportPrivateUsage]
+
+    assert stuck(8, 8, 8, 8) == [False, False, True, False]
+    assert stuck(8, 8, 8, 0) == [False] * 4
+
+
+def test_work_between_the_first_step_and_the_last_lies_outside_of_none() -> None:
+    steps = pl.DataFrame({"start": [10, 20], "end": [20, 30]})
+
+    def said(*work: tuple[int, int]) -> int:
+        return len(
+            marks.outside(steps, pl.DataFrame(work, {"start": pl.Int64, "end": pl.Int64}, orient="row"))
+        )
+
+    assert (said((12, 14), (22, 24)), said((2, 4)), said((32, 34)), said()) == (0, 1, 1, 0)
+
+
+def test_a_step_that_began_before_the_recording_is_cut_and_not_whole() -> None:
+    steps = pl.DataFrame({"start": [0, 10, 20], "end": [10, 20, 30], "complete": [True] * 3})
+    cut = marks._inside(steps, 5, 25)  # pyright: ignore[reportPrivateUsage]
+    assert cut.rows() == [(5, 10, False), (10, 20, True), (20, 25, False)]
+
+
+def test_marks_within_others_are_none_in_whatever_order_they_stand() -> None:
+    every = pl.DataFrame({"start": [20, 2, 0, 20], "end": [25, 4, 10, 30]})
+    kept = marks._outermost(every)  # pyright: ignore[reportPrivateUsage]
+    assert kept.rows() == [(0, 10), (20, 30)]
+
+
+def test_a_kernel_marks_steps_that_runs_in_each_period_and_often_enough() -> None:
+    def of(*at: int, length: int = 12) -> list[int] | None:
+        family = ["embedding" if n in at else "gemm" for n in range(length)]
+        codes = np.array([1 if n in at else 2 for n in range(length)])
+        found = marks._marks(pl.DataFrame({"family": family}), codes, 3)  # pyright: ignore[reportPrivateUsage]
+        return None if found is None else found.tolist()
+
+    often = marks.FEWEST_PERIODS
+    every = tuple(range(0, 3 * often, 3))
+    assert of(*every, length=3 * often) == list(every)
+    assert of(*every[:-1], length=3 * often) is None
+    assert of(*(0, 1), *every[2:], length=3 * often) is None

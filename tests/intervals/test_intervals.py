@@ -569,3 +569,8 @@ def test_intervals_nest_deeper_than_a_short_integer_counts() -> None:
     forest = intervals.nest(np.arange(n), np.arange(3 * n, 2 * n, -1), np.zeros(n, dtype=np.int64))
     assert forest.depth.tolist() == list(range(n))
     assert forest.parent.tolist() == list(range(-1, n - 1))
+
+
+def test_coverage_stands_in_the_order_of_groups() -> None:
+    rows = pl.DataFrame([(n * 37 % 101, 0, n, n + 5) for n in range(101)], SCHEMA, orient="row").lazy()
+    assert intervals.coverage(rows, rows, BY).collect()["rank"].to_list() == list(range(101))

@@ -615,3 +615,14 @@ def test_a_group_of_unknown_size_has_the_ranks_that_are_in_it() -> None:
 def test_a_rank_beyond_those_of_the_table_is_none_of_them() -> None:
     table = matched([row(0, 0, 5), row(7, 2, 5)], [{"rank": 0, "world_size": 2}])
     assert table.height == 2 and table["instance"].null_count() == 2
+
+
+def test_instances_that_arrive_at_once_are_numbered_by_their_names_whenever_that_is() -> None:
+    rows = [
+        row(rank, at, at + 50, group=group)
+        for group, at in (("x", 0), ("b", 900), ("a", 900))
+        for rank in (0, 1)
+    ]
+    table = matched(rows)
+    numbers = dict(table.select(pl.col("group").cast(pl.String), "instance").iter_rows())
+    assert numbers == {"x": 0, "a": 1, "b": 2}

@@ -7,6 +7,7 @@ CONTRACT = "tests/recipes/test_contract.py"
 LEDGER = (
     "tests/recipes/test_ledger.py",
     "tests/recipes/test_ledger_layers.py",
+    "tests/recipes/test_ledger_origins.py",
     "tests/recipes/test_first_calls.py",
     CONTRACT,
     # These ask the same of more cases: a quarter of a minute for each mutant that survives the others.

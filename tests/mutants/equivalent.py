@@ -23,6 +23,7 @@ A_HINT = "Polars pushes nothing through here either way"
 EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     "lostflops.ingest.steps.marks": {
         ('launching = kernels["thread"]', ".unique() ->"): "asked only whether a thread is among them",
+        ('launching = kernels["thread"]', ".drop_nulls() ->"): "no thread is among none",
         ("names = names.filter(names.str.contains(OPTIMIZER_RANGE)", "fill_null"): "a filter drops nulls",
     },
     "lostflops.plan.train.static_memory": {
@@ -33,11 +34,15 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     },
     PLAN: {
         ("hidden = 2 * 2 * tokens", "2 * 2 -> 2 + 2"): "both are 4",
+        ("if serving.weight_bits > 8", "8 -> 9"): "weights have 16, 8 or 4 bits",
+        ("if serving.weight_bits > 4", "4 -> 5"): "weights have 16, 8 or 4 bits",
+        ("if serving.cache_bits > 8", "8 -> 9"): "a cache has 16 or 8 bits",
         ("MANY = 1 << 24", "24 -> 25"): "a bound of a search, beyond every number of sequences",
         ("MANY = 1 << 24", "24 -> 23"): "the same",
         ("while high < MANY", "high < MANY -> high <= MANY"): "the same bound",
     },
     NESTING: {
+        ("group = points.join(groups,", "how='left'"): "each point has its group",
         ("by_group = np.argsort(", "kind='stable'"): "the points of a group are looked up one by one",
         ("SHORT = 2**15", "15 -> 14"): "numbers between are ordered the longer way, alike",
         ("MANY_GROUPS = 1000", "1000 ->"): "more or fewer groups are ranked together, to the same ranks",
@@ -58,6 +63,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     },
     "lostflops.recipes.first_calls": {
         ('steps.sort("start")', "'start' -> 'end'"): "steps of a rank do not overlap",
+        ('calls.filter(pl.col("name").is_in(long[', "-> calls"): "the join below leaves no other name",
     },
     "lostflops.recipes.accounting": {
         ("lanes = here.select(", ".unique() ->"): "a semi join asks only whether it is there",
@@ -70,7 +76,11 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("gaps.filter(pl.col(", "'start' -> 'end'"): "gaps of a rank are disjoint",
         ("EXPOSED: collectives.filter(", "-> collectives"): "its transfer and its wait cover it whole",
         ("(found := ended.collect()", "-> lumns"): "what has no start is left out afterwards",
-        ('facts = each.unique("rank"', "-> each"): "a rank has one row",
+        ('facts = facts.unique("rank"', "-> facts"): "a rank has one row",
+        (".join(lanes, on=", "how='semi'"): "a lane is there once, and has no other column",
+        ("computing = kernels.select(", "how='semi'"): "a rank is there once, and has no other column",
+        ("lowest = int(times[1][known].min())", "0 -> 1"): "of launches that are not known none is compared",
+        ("before = np.where(there & (place > 0)", "place >= 0"): "no launch is later than the last of all",
         ("if facts.height < 2", "2 -> 1"): "one rank has none beside it",
         ('others = pairs.filter(pl.col("rank")', "-> pairs"): "a device is not busy in its own gaps",
     },
@@ -134,7 +144,14 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
             "0 -> -1",
         ): "where the usual is 0, what is longer is all of the time",
     },
-    ON_DEVICE: {("EARLIEST, LATEST = ", "62 -> 61"): "earlier than any recording either way"},
+    ON_DEVICE: {
+        ("EARLIEST, LATEST = ", "62 -> 61"): "earlier than any recording either way",
+        ("return len(told) > 0", "len(told) >= 0"): "nothing has no mean",
+    },
+    "lostflops.recipes.compute.busiest_stream": {
+        ("nothing = [np.zeros(0", "0 -> 1"): "a stream without work is never the busiest",
+        ("at = np.where(at < high[step], at, -1)", "1 -> 2"): "any number below 0 is none",
+    },
     "lostflops.optimize.activations.saved": {
         ("self.forward_ns = self.backward_ns = 0", "0 ->"): "both are set before a pass is over",
         ("found = self._meter.found_bytes", "0 ->"): "of a pass that reads no memory none is asked",
@@ -172,6 +189,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("whole = given.accounts.get(", "0 -> -1"): "of an account without time nothing is told either way",
     },
     LATENESS: {
+        ('or (worst["unmatched"] or 0) >', "0 -> 1"): "a rank that is blamed has collectives",
         ("explains = max(worst[", "0 -> -1"): "what is waited for a rank is never below 0",
         ("explains: int = 0", "0 -> 1"): "always told",
         ("explains: int = 0", "0 -> -1"): "always told",

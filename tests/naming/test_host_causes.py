@@ -268,6 +268,9 @@ def test_a_name_that_proves_a_cause(name: str, row: Row, expected: str) -> None:
         ("urEnqueueKernelLaunch", "launch"),
         ("urEnqueueEventsWaitWithBarrier", "launch"),  # the queue waits, not the host
         ("torch/cuda/__init__.py(182): is_available", "frame"),
+        ("urUSMGetMemAllocInfo", "launch"),
+        ("train.py(9): maybe_empty_cache", "frame"),
+        ("my (dynamo_timed) helper", "range"),
         ("torch/cuda/streams.py(101): record_event", "frame"),
         ("Stream wait sync", "range"),
         ("Buffer Flush", "range"),

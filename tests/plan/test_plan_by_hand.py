@@ -148,6 +148,9 @@ def test_adapters_are_trained_beside_a_frozen_base(
 def test_what_is_not_said_of_adapters_is_as_in_peft() -> None:
     assert Lora() == Lora(16, ("q", "v"), fp32=True, dropout=False, base_bits=16, double_quantised=True)
     assert static_memory.states(COUNT, OPTIMIZERS["factored"]) == (2 * COUNT, 2 * COUNT, 0)
+    assert static_memory.states(COUNT, OPTIMIZERS["adam"], 3) == static_memory.states(
+        COUNT, OPTIMIZERS["adam"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,6 +163,8 @@ def test_a_4_bit_base_has_scales_for_blocks_of_64(double: bool, scales: int) -> 
     assert base.bytes == 6 * (36_864 // 2 + scales + 2 * 128) + 2 * (2 * 6_144 + 64)
     mixed = static_memory.base_bytes([Weight("router", 4, 64), Weight("norm", 64)], lora)
     assert mixed == 2 * (4 * 64 + 64)
+    tables = ("embedding", "head", "router", "positions", "relative_positions", "segments", "transform")
+    assert static_memory.base_bytes([Weight(name, 4, 64) for name in tables], lora) == 2 * 4 * 64 * 7
     odd = static_memory.base_bytes([Weight("q", 13, 5)], lora)  # 65 elements: 33 bytes, two scales
     assert odd == 33 + (2 + 4 if double else 8)
 
@@ -292,6 +297,14 @@ def test_a_cache_is_divided_by_tensor_ranks_as_far_as_it_has_heads() -> None:
         now = served(gpus=tensor, tensor=tensor)
         assert now.cache_per_token == per_token
         assert next(part.bytes for part in now.parts if part.name == "KV cache") == 36 * per_token
+
+
+@pytest.mark.parametrize(("window", "said"), [(11, True), (12, False), (13, False)])
+def test_layers_with_a_window_are_told_where_a_sequence_is_longer(window: int, said: bool) -> None:
+    """Sequences have 5 tokens of the prompt and 7 that are generated."""
+    now = served(replace(SMALL, window=window))
+    why = next(part.why for part in now.parts if part.name == "KV cache")
+    assert (f"keep the last {window}" in why) is said
 
 
 def working(now: inference.Served) -> int:
@@ -445,8 +458,8 @@ def test_a_token_reads_what_its_batch_reaches() -> None:
     """A layer's experts are 4 x 3 x 64 x 32 weights; the rest is read whole but the embedding."""
     experts = 2 * 6 * 4 * 3 * 64 * 32
     plain = 2 * (6 * (12_288 + 4 * 64 + 128) + 6_144 + 64)
-    assert served(EXPERTS).read(1) == pytest.approx(plain + 0.5 * experts / inference.PICKED)
-    assert served(EXPERTS).read(2) == plain + experts, "0.75 / PICKED is more than reading all of them"
+    assert served(EXPERTS).read(1) == pytest.approx(plain + 0.5 * experts / 0.6)
+    assert served(EXPERTS).read(2) == plain + experts, "0.75 / 0.6 is more than reading all of them"
     assert served(EXPERTS).read(5000) == pytest.approx(plain + experts)
     assert served(SMALL).read(1) == 2 * (COUNT - 6_144)
     tied = replace(SMALL, tied=True)
