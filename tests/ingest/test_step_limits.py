@@ -660,3 +660,42 @@ def test_a_kernel_marks_steps_that_runs_in_each_period_and_often_enough() -> Non
     assert of(*every, length=3 * often) == list(every)
     assert of(*every[:-1], length=3 * often) is None
     assert of(*(0, 1), *every[2:], length=3 * often) is None
+
+
+def device(
+    *rows: tuple[int, int, int | None, int | None], streams: tuple[int | None, ...] = ()
+) -> on_device.DeviceWork:
+    """Kernels: start, end, when the launch began and returned."""
+    kinds = {"start": pl.Int64, "end": pl.Int64, "launch_start": pl.Int64, "launch_end": pl.Int64}
+    kernels = pl.DataFrame(rows, kinds, orient="row").with_columns(
+        device=pl.lit(0, pl.Int64),
+        stream=pl.Series(streams or [7] * len(rows), dtype=pl.Int64),
+        family=pl.lit("gemm", FAMILY),
+    )
+    return on_device.work(kernels, None)
+
+
+def test_what_begins_before_the_first_known_launch_is_no_backlog_and_what_begins_after_it_is() -> None:
+    later = ((10, 20, 5, 6), (30, 40, 25, 26), (45, 50, None, None))
+    done = device((8, 10, None, None), *later)
+    assert (done.is_backlog.tolist(), done.launch.tolist()) == (
+        [True, *[False] * 3],
+        [on_device.EARLIEST, 5, 25, 25],
+    )
+    assert device((4, 10, None, None), *later).is_backlog.tolist() == [False] * 4
+
+
+def test_of_streams_that_compute_as_long_the_first_that_is_known_is_the_main_one() -> None:
+    rows = ((0, 10, 0, 1), (0, 10, 0, 1), (0, 10, 0, 1))
+    assert device(*rows, streams=(None, 9, 8)).is_main.tolist() == [False, False, True]
+    assert device(*rows, streams=(None, 9, None)).is_main.tolist() == [True, False, True]
+    assert device(*rows[:2], streams=(None, 9)).is_main.tolist() == [False, True]
+
+
+@pytest.mark.parametrize(("begins", "told"), [(1_000_006, True), (1_000_005, False)])
+def test_a_device_seems_busy_where_work_begins_a_millisecond_after_its_launch_returned(
+    begins: int, told: bool
+) -> None:
+    done = device((begins, begins + 10, 5, 6), (begins + 20, begins + 30, begins + 18, begins + 19))
+    found = on_device._unrecorded_end(done, numbers(0, begins + 15), numbers(begins + 15, begins + 40))  # pyright: ignore[reportPrivateUsage]
+    assert (found is not None) is told

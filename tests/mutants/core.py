@@ -39,7 +39,7 @@ STEPS = (
         )
     ),
 )
-INTERVALS = ("tests/intervals/test_intervals.py",)
+INTERVALS = ("tests/intervals/test_intervals.py", "tests/intervals/test_order.py")
 
 PROVING = ("data_loading", "checkpoint_logging", "compilation", "host_synchronisation", "memory_allocator")
 

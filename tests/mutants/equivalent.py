@@ -147,13 +147,20 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     ON_DEVICE: {
         ("EARLIEST, LATEST = ", "62 -> 61"): "earlier than any recording either way",
         ("return len(told) > 0", "len(told) >= 0"): "nothing has no mean",
+        ("end = np.where(follows,", "0 -> 1"): "nothing follows the last",
+        ("return False", "return False -> return None"): "asked only whether it is true",
+        ("main = pl.lit(False)", "False -> True"): "there are no rows",
     },
     "lostflops.recipes.compute.busiest_stream": {
         ("nothing = [np.zeros(0", "0 -> 1"): "a stream without work is never the busiest",
         ("at = np.where(at < high[step], at, -1)", "1 -> 2"): "any number below 0 is none",
     },
     "lostflops.optimize.activations.saved": {
+        ("if TYPE_CHECKING", "if not TYPE_CHECKING"): "names of types alone",
         ("self.forward_ns = self.backward_ns = 0", "0 ->"): "both are set before a pass is over",
+        ("self.static_bytes = 0", "0 ->"): "it is set before a pass is over",
+        ("self.peak_bytes = 0", "0 ->"): "of a pass that reads no memory none is asked",
+        ("if self._watched and self._meter", "-> self._watched or"): "on a CPU both or none are there",
         ("found = self._meter.found_bytes", "0 ->"): "of a pass that reads no memory none is asked",
         ("self._instants.append((instant, 0, 0))", "0 ->"): "of a pass that reads no memory none is asked",
         ("weakref.finalize(handle,", "False -> True"): "nobody asks when the interpreter ends",
@@ -163,6 +170,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("if stride == 0 and tensor.shape[dimension] > 1", "1 -> 0"): "one of one is itself",
         ("tensor = tensor.narrow(dimension, 0, 1)", "0 -> 1"): "all of an expanded dimension are one element",
         ("alias = torch.empty(0", "0 ->"): "it is set to other memory at once",
+        ("tensor = torch.empty(0", "0 ->"): "it is set to other memory at once",
         ("if 2 * tensor.nbytes", "-> 2 + tensor.nbytes"): "the same shortcut, taken less often",
         ("if 2 * tensor.nbytes", ">= tensor.untyped_storage().nby -> "): "the same, but for exactly half",
     },

@@ -272,3 +272,21 @@ def test_windows_of_a_view_that_overlap_and_are_gathered_come_back_equal() -> No
     assert part is not None and part.gathered and part.nbytes == 18 * 4
     again = saved_views.restored(part, saved_views.bytes_of(view, part))
     assert torch.equal(again, view) and again.stride() == view.stride()
+
+
+@pytest.mark.parametrize("cut", [lambda rows: rows[3:], lambda rows: rows.t(), lambda rows: rows[2, 5:7]])
+def test_a_view_whose_whole_storage_travels_begins_where_it_began(cut: Any) -> None:
+    view = cut(torch.arange(900.0).reshape(30, 30))
+    arena = torch.zeros(3600 + 64, dtype=torch.uint8)
+    whole = saved_views.whole_view(view)
+    arena[64:].copy_(saved_views.bytes_of(view, whole))
+    again = saved_views.restored(whole, arena[64:])
+    assert torch.equal(again, view) and again.stride() == view.stride()
+
+
+def test_a_devices_clock_tells_milliseconds() -> None:
+    waited = list[str]()
+    begin = SimpleNamespace(elapsed_time=lambda end: end.at - 1.25)
+    end = SimpleNamespace(at=3.0, synchronize=lambda: waited.append("end"))
+    assert saved._CudaClock.ns(cast("Any", None), begin, end) == 1_750_000  # pyright: ignore[reportPrivateUsage]
+    assert waited == ["end"]

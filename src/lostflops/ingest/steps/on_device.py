@@ -280,7 +280,7 @@ def _first_work(done: DeviceWork, host: int, until: int) -> _First | None:
 def amounts(host: Int, until: Int, began: Int) -> Int:
     """How many of the moments in `began` lie in each of some disjoint spans that are in order."""
     ordered = np.sort(began)
-    return np.searchsorted(ordered, until, side="left") - np.searchsorted(ordered, host, side="left")
+    return np.searchsorted(ordered, until) - np.searchsorted(ordered, host)
 
 
 def quiet_ends(start: Int, end: Int, began: Int) -> Int:
