@@ -186,6 +186,9 @@ def test_experts_are_shared_by_the_ranks_that_hold_the_same_ones() -> None:
     here = Layout(gpus=4, expert=2, sharding="zero-1")
     moments = static_memory.parts(EXPERTS, here, 0, OPTIMIZERS["adam"])[2].bytes
     assert moments == 12 * dense // 4 + 12 * experts // 2
+    sharded = Layout(gpus=4, expert=2, sharding="fsdp2")
+    base = static_memory.parts(EXPERTS, sharded, 0, OPTIMIZERS["adam"], Lora(rank=2))[0]
+    assert (base.name, base.bytes) == ("frozen base", 2 * dense // 4 + 2 * experts // 2)
 
 
 def buffers(optimizer: str = "adam", lora: Lora | None = None, **more: Any) -> static_memory.MemoryPart:
@@ -289,6 +292,17 @@ def served(shape: Shape = SMALL, gpus: int = 1, tensor: int = 1, **more: object)
         shape, hardware.gpu("h100"), hardware.link("pcie5"), Layout(gpus=gpus, tensor=tensor), 5, 7, batch=3
     )
     return inference.Served(replace(asked, **more))  # pyright: ignore[reportArgumentType]
+
+
+def test_one_sequence_of_16_bits_is_served_where_nothing_else_is_said() -> None:
+    asked = inference.Serving(SMALL, hardware.gpu("h100"), hardware.link("pcie5"), Layout(), 5, 7)
+    assert (asked.batch, asked.weight_bits, asked.cache_bits, asked.streamed, asked.group) == (
+        1,
+        16,
+        16,
+        0,
+        0,
+    )
 
 
 def test_a_cache_is_divided_by_tensor_ranks_as_far_as_it_has_heads() -> None:
