@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from lostflops.intervals.matching import ONE_RANK, matches
+from lostflops.intervals.matching import ONE_RANK, WORLD, matches
 from lostflops.tables import COLLECTIVES, RANKS
 from lostflops.testing import example_table
 from synthetic_job import Job
@@ -626,3 +626,8 @@ def test_instances_that_arrive_at_once_are_numbered_by_their_names_whenever_that
     table = matched(rows)
     numbers = dict(table.select(pl.col("group").cast(pl.String), "instance").iter_rows())
     assert numbers == {"x": 0, "a": 1, "b": 2}
+
+
+def test_an_operation_without_a_group_is_one_of_the_group_of_all_ranks() -> None:
+    table = matched([row(0, 0, 9), row(1, 7, 9, group=WORLD)])
+    assert table["instance"].to_list() == [0, 0] and table["wait"].to_list() == [7, 0]

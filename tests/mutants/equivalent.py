@@ -34,6 +34,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     },
     PLAN: {
         ("hidden = 2 * 2 * tokens", "2 * 2 -> 2 + 2"): "both are 4",
+        ("return base_bytes(weights, Lora(base_bits=4))", "4 -> "): "all but 16 bits are taken for 4",
         ("if serving.weight_bits > 8", "8 -> 9"): "weights have 16, 8 or 4 bits",
         ("if serving.weight_bits > 4", "4 -> 5"): "weights have 16, 8 or 4 bits",
         ("if serving.cache_bits > 8", "8 -> 9"): "a cache has 16 or 8 bits",
@@ -107,9 +108,9 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("c.null_count() or not", "-> c.dtype"): "the slower way gives the same order",
     },
     MATCHING: {
-        ("members = known.select(", ".explode()"): "an empty group is left out below",
+        ("members = told.select(", ".explode("): "an empty group is left out below",
         (
-            'members = known.select(pl.col("groups").explode',
+            'members = told.select(pl.col("groups").explode',
             "True -> False",
         ): "an empty group is left out below",
         ("ends = ~_is_pair().all()", "-> _is_pair().any()"): PAIRS_OR_NONE,

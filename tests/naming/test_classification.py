@@ -28,6 +28,7 @@ from lostflops.naming.classification import (
     collective_kind,
     copy_facts,
     kernel_facts,
+    moves_by_itself,
     operator_facts,
     precision_of,
 )
@@ -627,3 +628,19 @@ def test_a_thousand_names_take_milliseconds() -> None:
         kernel_facts(names)
         times.append(time.perf_counter() - began)
     assert min(times) < 0.1
+
+
+def test_only_a_migration_that_nobody_launched_moves_by_itself() -> None:
+    rows = [
+        ("migration to device", None, True),
+        ("migration to host", None, True),
+        ("migration to device", 7, False),
+        ("host to device", None, False),
+        ("host to device", 7, False),
+        (None, None, False),
+        (None, 7, False),
+    ]
+    copies = pl.DataFrame(
+        rows, {"direction": pl.String, "launch_start": pl.Int64, "told": pl.Boolean}, orient="row"
+    )
+    assert copies.select(moves_by_itself()).to_series().to_list() == copies["told"].to_list()
