@@ -102,7 +102,7 @@ def _in_pieces(page: PageFindings, part: tuple[str, int]) -> str:
         return ""
     return (
         f"Give the GPU its work in fewer pieces in {spoken(function)}: `torch._foreach_…` functions take "
-        "whole lists of tensors, one copy takes a buffer that holds many, and `torch.compile` fuses them."
+        "whole lists of tensors, one copy takes a buffer of many, and `torch.compile` fuses operators."
     )
 
 
