@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,13 +53,14 @@ def finding(name: str, account: str, ms: int, claim: str = "", **more: Any) -> F
 def page(
     *findings: Finding,
     ledger: Rows = EVEN,
-    names: list[tuple[int, str, str | None, int]] = [],  # noqa: B006
+    names: Sequence[tuple[int, str, str | None, int]] = (),
     tables: Mapping[str, pl.DataFrame] = {},
+    join: Callable[[PageFindings], None] = join_host,
     **more: Any,
 ) -> list[Finding]:
     """The findings once they are joined; times are in milliseconds."""
     rows = pl.DataFrame(ledger, ["rank", "step", "account", "ns"], orient="row")
-    known = pl.DataFrame(names, NAMES, orient="row")
+    known = pl.DataFrame(list(names), NAMES, orient="row")
     answers: Any = {name: SimpleNamespace(table=table, findings=()) for name, table in tables.items()}
     in_ms = [pl.col("ns") * MS]
     given = Given(
@@ -71,5 +72,5 @@ def page(
     joined = PageFindings(given)
     for one in findings:
         joined.put(one)
-    join_host(joined)
+    join(joined)
     return list(joined.all())

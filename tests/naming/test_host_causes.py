@@ -175,6 +175,10 @@ def test_every_piece_of_text_that_a_pattern_looks_for_is_needed_by_some_name() -
 
 
 PROVES: list[tuple[str, Row, str]] = [
+    ("tools/train.py(97): snapshot", "frame", "checkpoint_logging"),
+    ("tools/train.py(97): _save_model_state", "frame", "checkpoint_logging"),
+    ("tools/train.py(97): dump_state_dict", "frame", "checkpoint_logging"),
+    ("tools/train.py(97): write_ckpt", "frame", "checkpoint_logging"),
     ("cudaStreamSynchronize_v3020", "launch", "host_synchronisation"),
     ("cudaDeviceSynchronize_ptsz_v7000", "launch", "host_synchronisation"),
     ("hipStreamSynchronize_spt", "launch", "host_synchronisation"),
@@ -402,3 +406,11 @@ def test_calls_of_a_capture_count_in_the_order_of_their_starts_and_then_of_their
     assert captured((7, 4, 6, end), (7, 2, 9, begin)) == [(7, 2, 6, begin)]
     assert captured((7, 2, 5, end), (7, 2, 2, begin)) == [(7, 2, 5, begin)]
     assert captured((7, 2, 2, begin), (7, 2, 5, end)) == [(7, 2, 5, begin)]
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["snapshots_of", "save_for_backward", "load_state", "state", "preserve_rng_state", "save_stated"],
+)
+def test_a_name_that_only_reminds_of_saving_proves_none(function: str) -> None:
+    assert cause(f"tools/train.py(97): {function}", "frame") is None

@@ -116,6 +116,25 @@ def test_pageable_copies_cost_what_their_calls_let_the_device_idle() -> None:
     assert (finding.gain, finding.ns_in_steps) == ("at most", 13 * MS)
 
 
+@pytest.mark.parametrize(
+    ("direction", "remedies", "advice"),
+    [
+        ("host to device", None, "Pin the host's memory: `DataLoader(pin_memory=True)`"),
+        ("device to host", (), "Copy into pinned memory with `non_blocking=True`, and read it once"),
+    ],
+)
+def test_a_loader_that_pins_does_not_help_what_is_copied_off_the_device(
+    direction: str, remedies: tuple[str, ...] | None, advice: str
+) -> None:
+    (finding,) = found(
+        "copy_summary_by_time",
+        copies=[row(10, 14, host_memory="pageable", direction=direction)],
+        steps=[row(0, 100)],
+    )
+    assert (finding.name, finding.remedies) == ("copies-pageable", remedies)
+    assert finding.next.startswith(advice)
+
+
 def test_copies_of_one_rank_cost_a_mean_rank_half_of_two() -> None:
     (finding,) = found(
         "copy_summary_by_time",

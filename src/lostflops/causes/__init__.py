@@ -101,6 +101,8 @@ def _advised(finding: Finding, given: Given) -> Finding:
     key = asks_for(finding, given)
     if finding.name == OTHER_GPU and not given.data_parallel:
         return replace(finding, next=TURNS, remedies=given.named(key))
+    if finding.remedies == ():  # it says itself what to do, where none of its kind's remedies helps
+        return finding
     named = given.named(key) if finding.remedies is None else given.left(finding.remedies)
     return replace(finding, next=given.advice(key, finding.next), remedies=named)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import polars as pl
@@ -10,12 +11,15 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, percent
 
 from .idle.named import SAVES, SAVES_OR_LOGS, names_of
+from .names import NAMED_FROM
 from .page_findings import PER_STEP, PageFindings
 
 COPIES = ("copies-exposed", "copies-pageable")
 # Idle time that calls which copy can be charged to.
 IN_CALLS = ("idle.long_call", "idle.host_synchronisation", "idle.launch_bound")
 HALF = 0.5
+# Operators around calls that copy. They launch kernels as well, so that a call that copies has to show.
+AROUND = re.compile(r"^aten::(?:to|_to_copy|copy_)(?: in |$)")
 CHECKPOINT, BOTH_HOLD = "idle.checkpoint_logging", "Checkpoints and logging hold"
 WORTH_SAYING = 0.01
 # Idle time after work was launched: what it waits for, and a call that blocks with it, is no copy's doing.
@@ -112,7 +116,10 @@ def _calls(page: PageFindings, cause: Finding) -> None:
         idle = page.about(account)
         if idle is None:
             continue
-        copying = sum(ns for name, ns in names_of(page, account) if "memcpy" in name.lower())
+        names = names_of(page, account)
+        copying = sum(ns for name, ns in names if "memcpy" in name.lower())
+        if copying >= NAMED_FROM * idle.size:
+            copying += sum(ns for name, ns in names if AROUND.match(name))
         waits = account == "idle.host_synchronisation"
         if waits and _reads_values(page) and cause.size <= idle.size:
             # `.item()` and the like copy some bytes: it is the waiting that costs.

@@ -217,7 +217,8 @@ def _charged(doers: pl.DataFrame, spans: pl.DataFrame, refilled: Int, may_run: B
 
     The queue was empty because the host had waited for the device: what it does next to refill the queue,
     unless that has a name of its own, is the price of the wait. A frame or a range that runs for long and
-    calls nothing is no part of that: it would idle the device as long if nobody had waited.
+    calls nothing is no part of that: it would idle the device as long if nobody had waited. Nor is as long a
+    time of which nothing was recorded, in which no queue is refilled.
     """
     layer = places(spans["account"], CLAIMING)
     held = np.flatnonzero(layer >= 0)
@@ -244,9 +245,9 @@ def _charged(doers: pl.DataFrame, spans: pl.DataFrame, refilled: Int, may_run: B
 
 def _nameless(account: Int, length: Int) -> npt.NDArray[np.bool_]:
     """Whether stretches charged to these accounts have no name of their own."""
-    refilling = np.isin(account, [NAMED.index(name) for name in REFILLING])
-    long = (account == NAMED.index(OTHER_HOST)) & (length >= LONG)
-    return (account == NAMED.index(UNEXPLAINED)) | (refilling & ~long)
+    launches = account == NAMED.index(LAUNCH_BOUND)
+    calls_nothing = np.isin(account, [NAMED.index(OTHER_HOST), NAMED.index(UNEXPLAINED)])
+    return launches | (calls_nothing & (length < LONG))
 
 
 def _in_turn(idle: pl.LazyFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.LazyFrame:

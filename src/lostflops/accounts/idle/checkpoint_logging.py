@@ -45,6 +45,16 @@ CHECKPOINT_LOGGING = Account(
         ),
         CausePattern(
             ("frame",),
+            ("snapshot", "save_", "dump_", "write_"),
+            "training scripts, functions that save the model's or the training's state",
+            "train.py(97): save_state",
+            also=r"\.py\(\d+\): _?(?:(?:take|make|save|dump|write)_)?(?:training_|trainer_|model_|state_)?"
+            r"snapshot$"
+            r"|\.py\(\d+\): _?(?:save|dump|write)_(?:training_|trainer_|model_|optimizer_)?"
+            r"(?:state|states|state_dict|ckpt|checkpoints|weights)$",
+        ),
+        CausePattern(
+            ("frame",),
             (
                 "logging/__init__.py",
                 "tqdm/",

@@ -27,6 +27,12 @@ from lostflops.naming.standing_still import WAITS as WAITS_FOR_OTHERS
 from lostflops.recipes.stretch_names import is_users
 
 BY_NAME, LOADING, LAUNCHING = "host-busy-elsewhere", "idle.data_loading", "idle.launch_bound"
+LAUNCHES = (LAUNCHING, "idle.host_synchronisation")  # of a function: what it asks of the GPU
+# Operators that change one tensor in place, as a loop over parameters does, and that have one for lists.
+IN_PLACE = re.compile(
+    r"^aten::(add|sub|mul|div|lerp|addcmul|addcdiv|sqrt|neg|sign|pow|exp|abs|reciprocal|zero)_ in "
+)
+OPTIMIZERS = "torch/optim/"
 # Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
 # lengthens just these pauses.
 BETWEEN_FROM = 0.15
@@ -63,6 +69,8 @@ def named(page: PageFindings, finding: Finding) -> Finding:
     named = made_of(replace(finding, rank=_alone(page, finding)), ((spoken(name), ns) for name, ns in parts))
     if SAVES_OR_LOGS in finding.claim and parts:
         return _saving_or_logging(page, named, parts)
+    if LAUNCHING in finding.accounts:
+        return _tensor_by_tensor(page, named, parts)
     if finding.name != BY_NAME or not named.contributors:
         return named
     parts = _by_function(parts)
@@ -75,12 +83,43 @@ def named(page: PageFindings, finding: Finding) -> Finding:
     return replace(
         named,
         claim=f"{claim.rstrip('.')}: {listed(what)}.",
-        next=_cheaper(
+        next=_in_pieces(page, parts[0])
+        or _cheaper(
             parts[0][0],
             [name for name in page.given.names["name"] if name is not None],
             bool(page.given.accounts.get(LOADING)),
         ),
         edit=_without(parts[: len(largest)], page.given.accounts.get(OTHER_HOST)),
+    )
+
+
+def _in_pieces(page: PageFindings, part: tuple[str, int]) -> str:
+    """What to do about a user's function whose Python lies between work that it gives to the GPU, and so can
+    be done on no other thread; "" for others."""
+    function, ns = _users_function(part[0]), part[1]
+    asked = (of for account in LAUNCHES for of in names_of(page, account))
+    if not function or 2 * sum(its for name, its in asked if _users_function(name) == function) < ns:
+        return ""
+    return (
+        f"Give the GPU its work in fewer pieces in {spoken(function)}: `torch._foreach_…` functions take "
+        "whole lists of tensors, one copy takes a buffer of many, and `torch.compile` fuses operators."
+    )
+
+
+def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tuple[str, int]]) -> Finding:
+    """The finding about launching, with what helps a function of the user's that changes tensors one by one,
+    such as a mean of the weights: to compile the model does not."""
+    in_place = [(name, ns) for name, ns in parts if IN_PLACE.match(name)]
+    function = _mostly_in(in_place, finding.size)
+    names = page.given.names["name"].drop_nulls()
+    if not function or names.str.contains(OPTIMIZERS, literal=True).any():
+        return finding
+    largest = next(found[1] for name, _ in in_place if (found := IN_PLACE.match(name)))
+    return replace(
+        finding,
+        next=f"Change whole lists of tensors at once in {spoken(function)}: `torch._foreach_{largest}_` "
+        "takes them in one call; or compile that function.",
+        remedies=(),
     )
 
 
@@ -167,7 +206,7 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
             "Keep the optimizer's states on the GPU if they fit (in 8 bits, or sharded over more ranks). "
             "Else give it all cores of the node (`OMP_NUM_THREADS`), and let it run beside the backward pass."
         )
-    if name.startswith("torch/optim/"):
+    if name.startswith(OPTIMIZERS):
         return (
             "That is the optimizer's own Python: use its fused kernels (`fused=True`) or `foreach=True` "
             "where it has them, few groups of parameters, or `torch.compile(optimizer.step)`."

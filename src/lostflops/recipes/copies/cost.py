@@ -14,7 +14,7 @@ PINNING = {
     "host to device": "Pin the host's memory: `DataLoader(pin_memory=True)` and "
     "`.to(device, non_blocking=True)`; pageable copies are staged, and make the host wait.",
     "device to host": "Copy into pinned memory with `non_blocking=True`, and read it once an event says that "
-    "it is there; pageable copies, as of `.item()` and `.cpu()`, make the host wait.",
+    "it is there; pageable copies, as of `.item()`, `.cpu()` and saving, make the host wait.",
 }
 
 PAGES = (
@@ -27,8 +27,8 @@ ADVICE = {
     "migration to host": PAGES,
     "host to device": "Copy ahead on a second stream from pinned memory (`non_blocking=True`), "
     "or keep on the device what is copied again in every step.",
-    "device to host": "Look for `.item()`, `.cpu()`, logging or offloading in the step; copy less often, or "
-    "on a second stream into pinned memory.",
+    "device to host": "Look for `.item()`, `.cpu()`, saving, logging or offloading in the step; copy less "
+    "often, or on a second stream into pinned memory.",
     "memset": "Look for buffers that are zeroed in every step: `torch.zeros`, gradients that are zeroed in "
     "place for a CUDA graph, a framework's flat gradient buffers.",
 }

@@ -215,11 +215,13 @@ def pageable_copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
     pageable = table.filter(pl.col("host_memory") == "pageable")
     idle = float(pageable["idle_share"].sum()) / num_ranks(table)
     if mean_share(pageable, table) + idle >= PAGEABLE_WORTH_SAYING:
+        most = costliest(pageable)
         yield Finding(
             name="copies-pageable",
             claim=f"Copies from or to pageable memory cost {cost(pageable, table)}.",
             evidence=(hidden_by_nothing(pageable), *facts(pageable), *held(pageable), *added_up(pageable)),
-            next=PINNING.get(costliest(pageable), PINNING["host to device"]),
+            next=PINNING.get(most, PINNING["host to device"]),
+            remedies=() if most == "device to host" else None,  # a loader's memory is not where they go
             shared=True,
             accounts=("copy",),
             **gain(pageable, table),
