@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -60,3 +61,17 @@ def test_a_pause_that_makes_the_next_to_last_late_too_costs_more_than_their_dist
     assert late.rank == 0 and 100 * MS < late.size < 150 * MS
     assert "ms of checkpoints; the others wait" in late.claim  # with what they copy
     assert "sequence lengths" not in late.next and "length-grouping" not in (late.remedies or ())
+
+
+@pytest.mark.parametrize(("text", "ranks"), [("pp4-m8", 4), ("ddp", 4)])
+def test_a_pause_after_the_last_step_is_waited_for_by_nobody(tmp_path: Path, text: str, ranks: int) -> None:
+    """Rank 0 saves after the first of three steps and after the last: the others wait for one of both."""
+    healthy = replace(HEALTHY, strategy=strategy(text, ranks))
+    busy = Busy(250 * MS, (("user_annotation", "save_checkpoint"),))
+    saving = Planted("closing", (busy,), frozenset({0}), every=2, first=1)
+    late = told(tmp_path, replace(healthy, planted=(saving,)))[0]
+    # In three steps of four ranks: two pauses on rank 0, and one in which each of the others waits.
+    assert late.rank == 0 and late.size == pytest.approx(250 * MS * 5 / 12, rel=0.02)
+    assert "167 ms of checkpoints" in late.claim or "166 ms of checkpoints" in late.claim
+    waits = re.search(r"the others wait ([\d.]+) ms for it", late.claim)
+    assert waits is not None and float(waits[1]) == pytest.approx(250 / 3, rel=0.02)

@@ -67,3 +67,27 @@ def test_means_over_other_numbers_of_ranks_are_called_so_and_what_is_known_is_no
         "waiting for other ranks": ("known", "not known"),
     }
     assert "Each account is the mean over 4 ranks before and 2 after: " in " ".join(found.notes)
+
+
+def test_two_ranks_that_changed_each_in_its_own_account_are_both_told() -> None:
+    """Rank 1 loads 40 longer, rank 3 computes 50 longer: ranks 0 and 2 wait 50, and no other does."""
+    before = {rank: {"compute": 90, "communication.wait": 10} for rank in range(4)}
+    after = {
+        0: {"compute": 90, "communication.wait": 60},
+        1: {"compute": 90, "idle.data_loading": 40, "communication.wait": 20},
+        2: {"compute": 90, "communication.wait": 60},
+        3: {"compute": 140, "communication.wait": 10},
+    }
+    loading = RanksApart((1,), "idle.data_loading", 40, 0, 50)
+    assert ranks_apart(before, after, 100, 50) == RanksApart((3,), "compute", 50, 0, 50, also=(loading,))
+
+
+def test_the_page_tells_both_and_what_the_others_wait_for_them(tmp_path: Path) -> None:
+    calm = made(tmp_path / "calm", Job().run([[Work()] * 4] * 3))
+    slow = [Work(), Work(loads=30), Work(), Work(computes=80)]
+    found = lostflops.diff(calm, made(tmp_path / "slow", Job().run([slow] * 3)))
+    assert (
+        "What changed is rank 3: +40.0 ms of compute per step, 0 ns on the rank in the middle; and rank 1: "
+        "+30.0 ms of data loading per step, 0 ns on the rank in the middle. The others communicate and wait "
+        "40.0 ms more."
+    ) in found.notes

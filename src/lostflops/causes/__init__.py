@@ -23,9 +23,9 @@ from .gains import predicted
 from .given import READS, Given, gather
 from .host import join_host
 from .idle.occurrence import on_some_ranks, told_once
+from .names import BUBBLE
 from .page_findings import PageFindings
 from .purposes import STAGES, main_purpose
-from .stages import BUBBLE
 from .waiting import ARRIVES, EXPOSED, SLOW_LINK, asks_for, join_waiting
 
 __all__ = [

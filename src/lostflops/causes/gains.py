@@ -9,6 +9,8 @@ from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, PredictedGain
 from lostflops.session import Session
 
+from .names import BUBBLE
+
 MOST_EDITS = 3
 MOST_EVENTS = 2_000_000  # of a recording: replaying one takes a second for each million
 DISAPPOINTS = 0.5  # of what a finding costs, that a replay without its cause has to gain to keep its place
@@ -60,7 +62,10 @@ def _by_worth(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _disappoints(finding: Finding) -> bool:
-    return _worth(finding) < DISAPPOINTS * finding.size
+    """Whether it gains far less than it costs; where stages wait for a slow one, the schedule makes them wait
+    too, and only the replay tells the two apart."""
+    share = 1.0 if finding.name == BUBBLE and finding.rank is not None else DISAPPOINTS
+    return _worth(finding) < share * finding.size
 
 
 def _worth(finding: Finding) -> int:

@@ -189,6 +189,11 @@ def stages(given: Given) -> Mapping[int, tuple[int, ...]]:
 
 
 def _late(given: Given, row: Mapping[str, Any], ns: int, waited: int, excess: Excess, explains: int) -> Late:
+    if beyond := _longer_steps(given, row["rank"]):
+        ranks = len(given.steps)
+        if waited > (most := max(0, excess.ns - beyond)):
+            waited, explains, ns = most, min(explains, most * (ranks - 1) // ranks), min(ns, most)
+        ns += beyond // ranks
     return Late(
         rank=row["rank"],
         ns=ns,
@@ -202,6 +207,17 @@ def _late(given: Given, row: Mapping[str, Any], ns: int, waited: int, excess: Ex
         explains=explains,
         at_most=max(ns, like_others_at_most(given, row["rank"])),
     )
+
+
+def _longer_steps(given: Given, rank: int) -> int:
+    """By how much a mean step of the rank is longer than the median of those it meets, ns: what ranks wait
+    and do of their own adds up to their steps, so nobody waits for so much of what it does beyond them."""
+    meeting = given.ledger.filter(pl.col("rank").is_in(given.meet(rank)))
+    each = meeting.group_by("rank", "step").agg(pl.col("ns").sum())
+    every = pl.len().over("step") == each["rank"].n_unique()
+    means = dict(each.filter(every).group_by("rank").agg(pl.col("ns").mean()).iter_rows())
+    others = [ns for at, ns in means.items() if at != rank]
+    return max(0, round(means[rank] - median(others))) if others and rank in means else 0
 
 
 def like_others_at_most(given: Given, *ranks: int) -> int:

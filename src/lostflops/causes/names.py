@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from lostflops.finding import Finding, milliseconds
 
+BUBBLE = "pipeline-bubble"  # the finding about stages that wait for each other
 MOST = 3  # names that a finding shows
 NAMED_FROM = 0.1  # of what a finding costs, which a name must hold to be shown
 LONGEST = 60

@@ -18,10 +18,9 @@ from .lateness import (
     stages,
 )
 from .longer_compute import mostly, slow_device, slower_compute
-from .names import called, on_ranks
+from .names import BUBBLE, called, on_ranks
 from .page_findings import PageFindings
 
-BUBBLE = "pipeline-bubble"
 WAITS_FROM = 0.03
 STANDS_OUT = 1.15  # times the others' compute: a stage that is too long
 # Schedules that leave less of a bubble: the case that remedies know them by, and how that is told.

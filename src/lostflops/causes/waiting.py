@@ -45,12 +45,12 @@ from .longer_compute import (
     launches_as_many,
     slower_compute,
 )
-from .names import made_of
+from .names import BUBBLE, made_of
 from .one_rank.held_up import PAUSES
 from .one_rank.late import Excess, Late, also, says
 from .page_findings import PER_STEP, PageFindings
 from .purposes import STAGES, main_purpose
-from .stages import BUBBLE, SCHEDULED, WAITS_FROM, join_stages, slowest_stage
+from .stages import SCHEDULED, WAITS_FROM, join_stages, slowest_stage
 from .waited_for import dearer, join_waited_for, pauses_elsewhere
 
 ARRIVES = "rank-arrives-last"

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from lostflops.accounts import ACCOUNTS
 from lostflops.causes.given import exposed_for, exposed_operations
-from lostflops.causes.names import made_of
+from lostflops.causes.names import BUBBLE, made_of
 from lostflops.causes.page_findings import PageFindings, joining
 from lostflops.causes.purposes import CONTEXT, EXPERTS, STAGES, TENSOR, main_purpose
-from lostflops.causes.stages import BUBBLE
 from lostflops.finding import Finding, milliseconds
 
 EXPOSED = "communication-exposed"

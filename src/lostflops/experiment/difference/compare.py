@@ -190,13 +190,19 @@ class Difference:
             )
 
     def _apart(self, apart: RanksApart) -> str:
-        label = words(apart.account, self.after.run.on_host).label
         waited = f"{milliseconds(abs(apart.waited_ns))} {'more' if apart.waited_ns >= 0 else 'less'}"
+        changed = "; and ".join(self._changed(one) for one in (apart, *apart.also))
+        return (
+            f"What changed is {changed}. The others communicate and wait "
+            f"{waited if apart.waited_ns else 'as long as before'}."
+        )
+
+    def _changed(self, apart: RanksApart) -> str:
+        label = words(apart.account, self.after.run.on_host).label
         too = f"{signed(apart.against_ns)} on {called(apart.against)}, " if apart.against else ""
         return (
-            f"What changed is {called(apart.ranks)}: {signed(apart.ns)} of {label} per step, {too}"
-            f"{signed(apart.others_ns)} on the rank in the middle. The others communicate and wait "
-            f"{waited if apart.waited_ns else 'as long as before'}."
+            f"{called(apart.ranks)}: {signed(apart.ns)} of {label} per step, {too}"
+            f"{signed(apart.others_ns)} on the rank in the middle"
         )
 
     def _other_ranks(self) -> Iterator[str]:

@@ -10,7 +10,7 @@ whole.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median_high, median_low
 
 from lostflops.causes.lateness import NOT_OWN
@@ -25,7 +25,8 @@ class RanksApart:
     """`account` changed by `ns` per step on `ranks` (their mean), by `others_ns` on the rank in the middle.
 
     On the ranks `against` it changed the other way, by `against_ns`. `waited_ns` is what communication and
-    pipeline bubbles changed by on the ranks beside all of these (their mean).
+    pipeline bubbles changed by on the ranks beside all of these (their mean). `also` are other ranks, each
+    with an account of its own that changed; they are not among those beside.
     """
 
     ranks: tuple[int, ...]
@@ -35,12 +36,14 @@ class RanksApart:
     waited_ns: int
     against: tuple[int, ...] = ()
     against_ns: int = 0
+    also: tuple[RanksApart, ...] = ()
 
 
 def ranks_apart(
     before: Mapping[int, Mapping[str, int]], after: Mapping[int, Mapping[str, int]], step: int, change: int
 ) -> RanksApart | None:
-    """The ranks, half of those in both runs at most, whose own work changed most; None if none is apart.
+    """The ranks, half of those in both runs at most, whose own work changed most, with others whose work
+    changed in another account; None if none is apart.
 
     Given are the accounts of each rank per step, ns, and the mean step before and what it changed by. Ranks
     are apart by at least 1 % of the step and a tenth of its change.
@@ -48,7 +51,7 @@ def ranks_apart(
     both = sorted({*before} & {*after})
     names = {name for of in (before, after) for rank in both for name in of[rank]}
     own = sorted(name for name in names if name not in NOT_OWN)
-    best: RanksApart | None = None
+    found: list[tuple[int, RanksApart]] = []
     for account in own:
         changes = {rank: after[rank].get(account, 0) - before[rank].get(account, 0) for rank in both}
         middle = min(median_low(changes.values()), median_high(changes.values()), key=abs)
@@ -58,13 +61,21 @@ def ranks_apart(
             continue
         if abs(middle + most) <= abs(middle):  # the others changed, and these did not
             continue
-        if best is None or abs(most) > abs(best.ns - best.others_ns):
-            against = [rank for rank in both if _is_like(middle - changes[rank], most)]
-            mine, theirs = (round(fmean(changes[at] for at in of)) if of else 0 for of in (ranks, against))
-            others = [_waited(after[at]) - _waited(before[at]) for at in both if at not in (*ranks, *against)]
-            waited = round(fmean(others)) if others else 0
-            best = RanksApart(tuple(ranks), account, mine, middle, waited, tuple(against), theirs)
-    return best
+        against = [rank for rank in both if _is_like(middle - changes[rank], most)]
+        mine, theirs = (round(fmean(changes[at] for at in of)) if of else 0 for of in (ranks, against))
+        one = RanksApart(tuple(ranks), account, mine, middle, 0, tuple(against), theirs)
+        found.append((abs(mine - middle), one))
+    apart: list[RanksApart] = []
+    told: set[int] = set()
+    for _, one in sorted(found, key=lambda each: -each[0]):
+        # Two accounts of one rank may have one cause: what its host does, and what it launches late.
+        if not told & {*one.ranks, *one.against}:
+            apart.append(one)
+            told |= {*one.ranks, *one.against}
+    others = [_waited(after[at]) - _waited(before[at]) for at in both if at not in told]
+    waited = round(fmean(others)) if others else 0
+    each = [replace(one, waited_ns=waited) for one in apart]
+    return replace(each[0], also=tuple(each[1:])) if each else None
 
 
 def _is_like(change: int, most: int) -> bool:
