@@ -44,6 +44,11 @@ def summed(copies: pl.LazyFrame, activity: pl.LazyFrame, kinds: Sequence[str]) -
             {"idle_in_calls": idle & inside},
         ),
         (((begin, end),), {"_busy": ~idle & inside}),
+        # Without its call the host launches what comes next while the work before it is on its way.
+        (
+            ((waits, reaches), (pl.max_horizontal(begin, "end"), end), (begin, end)),
+            {"_idle": idle & inside},
+        ),
         # In its own call a copy is exposed, not other work.
         (
             ((pl.max_horizontal(begin, "start"), pl.min_horizontal(end, "end")),),
@@ -108,7 +113,7 @@ def with_bound(whole: pl.LazyFrame, totals: pl.LazyFrame, busiest: pl.LazyFrame)
             ),
             held=pl.max_horizontal(pl.col("_busy") - pl.col("_own"), 0),
         )
-        .with_columns(pl.when("_launched").then(pl.col(calls)))
+        .with_columns(pl.when("_launched").then(pl.col(*calls, "_idle")))
         .with_columns(
             idle_share=pl.when(pl.col("step_time") > 0).then(
                 quotient(pl.col("idle_in_calls"), pl.col("step_time"))
@@ -120,7 +125,7 @@ def with_bound(whole: pl.LazyFrame, totals: pl.LazyFrame, busiest: pl.LazyFrame)
             # Null where the calls are: the least of two numbers would be the other.
             at_most=pl.when("_launched").then(
                 pl.min_horizontal(
-                    pl.col("in_steps") + pl.col("hidden_in_steps") + pl.col("idle_in_calls") + pl.col("held"),
+                    pl.col("in_steps") + pl.col("hidden_in_steps") + pl.col("_idle") + pl.col("held"),
                     "beside",
                 )
             ),
