@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from lostflops import intervals
-from lostflops.intervals import Forest, nesting
+from lostflops.intervals import Forest, nesting, sets
 from lostflops.intervals.order import row_order
 
 # Rank, thread, start, length; lengths may be zero or negative, as in broken traces.
@@ -574,3 +574,11 @@ def test_intervals_nest_deeper_than_a_short_integer_counts() -> None:
 def test_coverage_stands_in_the_order_of_groups() -> None:
     rows = pl.DataFrame([(n * 37 % 101, 0, n, n + 5) for n in range(101)], SCHEMA, orient="row").lazy()
     assert intervals.coverage(rows, rows, BY).collect()["rank"].to_list() == list(range(101))
+
+
+def test_two_columns_are_numbers_alike_where_both_are_whole_numbers() -> None:
+    whole, lacking = pl.Series([1, 2]), pl.Series([1, None])
+    both = sets._both(whole, pl.Series([3]))  # pyright: ignore[reportPrivateUsage]
+    assert both is not None and both.tolist() == [1, 2, 3]
+    for one, other in ((whole, lacking), (lacking, whole), (lacking, lacking)):
+        assert sets._both(one, other) is None  # pyright: ignore[reportPrivateUsage]

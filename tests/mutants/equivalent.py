@@ -43,6 +43,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("while high < MANY", "high < MANY -> high <= MANY"): "the same bound",
     },
     NESTING: {
+        ("place = np.where(found >= 0,", "1 -> 0"): "where there are no rows none is found",
         ("group = points.join(groups,", "how='left'"): "each point has its group",
         ("by_group = np.argsort(", "kind='stable'"): "the points of a group are looked up one by one",
         ("SHORT = 2**15", "15 -> 14"): "numbers between are ordered the longer way, alike",
@@ -104,8 +105,9 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("order = np.argsort(rows[by]", "kind='stable'"): "rows of one group may stand in any order",
     },
     "lostflops.intervals.order": {
-        ("c.null_count() or not", "not ("): "the slower way gives the same order",
-        ("c.null_count() or not", "-> c.dtype"): "the slower way gives the same order",
+        ("first = np.full(int(code.max(", "1 -> 2"): "one code more, or any number below 0: none has it",
+        ("width = int(values.max()) - low", "1 -> 2"): "wider than the values are apart",
+        ("if width * int(np.count_nonzero(begins))", "-> width"): "the slower way gives the same numbers",
     },
     MATCHING: {
         ("members = told.select(", ".explode("): "an empty group is left out below",
@@ -127,8 +129,9 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
             'ranks.unique("rank", keep="first")',
             "keep='first') -> ",
         ): "this Polars keeps the first all the same",
-        ('if who["_clock"].n_unique() == 1', "0 -> -1"): "there is one value",
+        ('return who["_clock"].n_unique() == 1', "0 -> -1"): "there is one value",
         ("if _on_one_host(who) and not (who.height > 1", "1 -> 0"): "one rank alone shares its own clock",
+        ("if _on_one_host(who) and not (who.height > 1", ">= 1"): "one rank alone shares its own clock",
         ("offsets: dict[str, int] = dict.fromkeys(", ".unique() -> "): "keys of a dict come once",
         ("for _ in range(2 if offsets else 0)", "2 -> 3"): "once aligned, the middle stays where it is",
         ("for _ in range(2 if offsets else 0)", "0 -> 1"): "without offsets a round moves nothing",
