@@ -341,14 +341,14 @@ SHARED = dict.fromkeys(range(3), (0, SAME_HOST_ERROR))
 
 
 def on_one_host(*apart: int, ranks: int = 3, unnumbered: int = 0) -> Told:
-    """Offsets and errors of ranks of a host, of which the last leaves each collective so much later, and some without a
-    number 5 ms later."""
+    """Offsets and errors of ranks of a host. The last leaves each collective so much later, and those of a
+    second group, which have no number, 5 ms later."""
     every = [(n, late) for n, late in enumerate(apart)]
     every += [(None, 5_000_000)] * unnumbered
     calls = [
         {
             "rank": rank,
-            "group": f"g {list(range(ranks))}",
+            "group": f"{'g' if number is not None else 'h'} {list(range(ranks))}",
             "kind": "all-reduce",
             "bytes_in": 8,
             "sequence": number,
