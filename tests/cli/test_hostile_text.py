@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -192,6 +193,29 @@ def test_what_tries_again_for_good_without_memory_is_ended(capfd: pytest.Capture
 
     assert memory_limit.answered(trying) is None
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("room", "does", "status"), [(0, "waits", None), (0, "runs", 0), (2 << 30, "waits", 0)]
+)
+def test_what_waits_for_good_without_memory_is_ended(
+    monkeypatch: pytest.MonkeyPatch, room: int, does: str, status: int | None
+) -> None:
+    """As Polars does where a thread of its own found no room: nobody runs, reads or writes."""
+    monkeypatch.setattr(memory_limit, "STUCK", 0.6)
+    monkeypatch.setattr(memory_limit, "LOOKS", 0.1)
+    sizes = Path("/proc/self/status").read_text().splitlines()
+    most = next(int(line.split()[1]) for line in sizes if line.startswith("VmSize"))
+    monkeypatch.setattr(memory_limit, "limit", lambda: 1024 * most + room)
+
+    def waiting() -> int:
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            if does == "waits":
+                time.sleep(0.05)
+        return 0
+
+    assert memory_limit.answered(waiting) is status
 
 
 def test_under_a_limit_that_suffices_all_is_as_without_it() -> None:

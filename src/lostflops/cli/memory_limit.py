@@ -10,11 +10,14 @@ import errno
 import os
 import re
 import resource
+import select
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 
 from lostflops.errors import LostflopsError
 
@@ -40,6 +43,9 @@ CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGKILL, -s
 # CPU time, s, for what takes a fraction of one. Python's interpreter itself may try again for good where an
 # exception finds no memory: no line of Python runs any more, and only a signal's own action ends it.
 MOST_IMPORTING = 10.0
+# A thread of Polars that found no room is waited for by the others for good: they look now and then. So many
+# seconds without a byte read or written, with less than this share of a core, and with so little room left.
+STUCK, LOOKS, HARDLY_RUNS, NEARLY_ALL = 20.0, 1.0, 0.1, 0.95
 
 
 class OutOfMemory(LostflopsError):
@@ -78,22 +84,66 @@ def answered(answer: Callable[[], int]) -> int | None:
         os.close(writing)
         _answer(answer)
     os.close(writing)
-    said, again = bytearray(), 0
-    with os.fdopen(reading, "rb") as lines:
-        for line in lines:
-            again += line.startswith(AGAIN)
-            if again == MOST_AGAIN:
-                os.kill(child, signal.SIGKILL)
-                break
-            if said or LAST_WORDS.search(line):
-                said += line
-            else:
-                _repeat(line)
+    said, again, watch = bytearray(), 0, _Watch(child)
+    for line in _lines(reading, watch.look):
+        again += line.startswith(AGAIN)
+        if again == MOST_AGAIN:
+            os.kill(child, signal.SIGKILL)
+            break
+        if said or LAST_WORDS.search(line):
+            said += line
+        else:
+            _repeat(line)
+    os.close(reading)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status in CRASHES or (status and LACK.search(said)):
         return None
     _repeat(bytes(said))
     return status
+
+
+def _lines(reading: int, look: Callable[[], None]) -> Iterator[bytes]:
+    """The lines that come out of a pipe, each as soon as it is there; `look` is called where none comes."""
+    left = b""
+    while True:
+        if not select.select([reading], [], [], LOOKS)[0]:
+            look()
+            continue
+        read = os.read(reading, 1 << 16)
+        *lines, left = (left + read).split(b"\n")
+        yield from (line + b"\n" for line in lines)
+        if not read:
+            break
+    if left:
+        yield left
+
+
+class _Watch:
+    """Kills a process that has used up its memory and has done nothing since."""
+
+    def __init__(self, process: int) -> None:
+        self.place = Path(f"/proc/{process}")
+        self.process = process
+        self.since, self.ran = time.monotonic(), 0.0
+        self.moved: int = 0
+
+    def look(self) -> None:
+        """Whether it did anything since it last did; where `/proc` does not tell, it did."""
+        try:
+            stat = (self.place / "stat").read_bytes().rpartition(b")")[2].split()
+            io = (self.place / "io").read_bytes().splitlines()[:2]
+            sizes = (self.place / "status").read_bytes().splitlines()
+            peak = next((int(line.split()[1]) for line in sizes if line.startswith(b"VmPeak")), 0)
+            ran = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+            moved: int = sum(int(line.split()[1]) for line in io)
+        except (OSError, IndexError, ValueError):
+            return
+        now, stopped = time.monotonic(), stat[0] in b"Tt"
+        runs = ran - self.ran > HARDLY_RUNS * max(now - self.since, LOOKS)
+        if runs or stopped or moved != self.moved or 1024 * peak < NEARLY_ALL * (limit() or 1 << 63):
+            self.since, self.ran, self.moved = now, ran, moved
+        elif now - self.since >= STUCK:
+            os.kill(self.process, signal.SIGKILL)
 
 
 def _answer(answer: Callable[[], int]) -> None:
