@@ -218,6 +218,17 @@ def test_what_waits_for_good_without_memory_is_ended(
     assert memory_limit.answered(waiting) is status
 
 
+@pytest.mark.parametrize(
+    "error", [SyntaxError("expected ':'"), ImportError(), MemoryError(), OSError(12, "")]
+)
+def test_what_fails_without_room_is_want_of_memory(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Python's parser says that a module of ours is no Python where it found no room for it."""
+    monkeypatch.setattr(memory_limit, "limit", lambda: 200_000_000)
+    assert memory_limit.is_lack(error) and not memory_limit.is_lack(KeyError("a"))
+    monkeypatch.setattr(memory_limit, "limit", lambda: None)
+    assert memory_limit.is_lack(error) is isinstance(error, (MemoryError, OSError))
+
+
 def test_under_a_limit_that_suffices_all_is_as_without_it() -> None:
     run = str(ROOT / "examples" / "runs" / "lora-workers-0")
     for words, status in ((["why", run], 0), (["why", "absent"], 2), (["why", "--nonsense"], 2)):
