@@ -27,6 +27,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("names = names.filter(names.str.contains(OPTIMIZER_RANGE)", "fill_null"): "a filter drops nulls",
     },
     "lostflops.plan.train.static_memory": {
+        ("def states(", "0 -> 1"): "one rank shards nothing",
         ("largest = 0", "0 ->"): "every layer has more than one weight",
         ("return _sharded((4 * count, 4 * count, moments), 3", "3 -> 4"): "from 3 on all is shared",
         ("microbatches: int = 1", "1 ->"): "a pipeline has two stages at least, so no piece waits either way",
@@ -79,6 +80,8 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("EXPOSED: collectives.filter(", "-> collectives"): "its transfer and its wait cover it whole",
         ("(found := ended.collect()", "-> lumns"): "what has no start is left out afterwards",
         ('facts = facts.unique("rank"', "-> facts"): "a rank has one row",
+        ('facts = facts.unique("rank"', "if not facts.height"): "a rank has one row",
+        ("LAST = 2**63 - 1", "1 -> 2"): "later than any recording either way",
         (".join(lanes, on=", "how='semi'"): "a lane is there once, and has no other column",
         ("computing = kernels.select(", "how='semi'"): "a rank is there once, and has no other column",
         ("lowest = int(times[1][known].min())", "0 -> 1"): "of launches that are not known none is compared",

@@ -165,6 +165,10 @@ def test_a_4_bit_base_has_scales_for_blocks_of_64(double: bool, scales: int) -> 
     assert mixed == 2 * (4 * 64 + 64)
     tables = ("embedding", "head", "router", "positions", "relative_positions", "segments", "transform")
     assert static_memory.base_bytes([Weight(name, 4, 64) for name in tables], lora) == 2 * 4 * 64 * 7
+    # 256 scales are one block of them, and one more is two.
+    for rows, blocks in ((256, 1), (257, 2)):
+        whole = static_memory.base_bytes([Weight("q", rows, 64)], lora)
+        assert whole == 32 * rows + (rows + 4 * blocks if double else 4 * rows)
     odd = static_memory.base_bytes([Weight("q", 13, 5)], lora)  # 65 elements: 33 bytes, two scales
     assert odd == 33 + (2 + 4 if double else 8)
 
