@@ -108,6 +108,10 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("order = np.argsort(rows[by]", "kind='stable'"): "rows of one group may stand in any order",
     },
     "lostflops.intervals.order": {
+        (
+            "return sorted_by(*known)",
+            "-> return None",
+        ): "who asks goes the slower way then, to the same order",
         ("first = np.full(int(code.max(", "1 -> 2"): "one code more, or any number below 0: none has it",
         ("width = int(values.max()) - low", "1 -> 2"): "wider than the values are apart",
         ("if width * int(np.count_nonzero(begins))", "-> width"): "the slower way gives the same numbers",
@@ -175,6 +179,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     "lostflops.optimize.activations.saved_views": {
         ("if 2 * tensor.nbytes", "2 -> 1"): "a shortcut: the general case below says the same",
         ("if stride == 0 and tensor.shape[dimension] > 1", "1 -> 0"): "one of one is itself",
+        ("if stride == 0 and tensor.shape[dimension] > 1", ">= 1"): "one of one is itself",
         ("tensor = tensor.narrow(dimension, 0, 1)", "0 -> 1"): "all of an expanded dimension are one element",
         ("alias = torch.empty(0", "0 ->"): "it is set to other memory at once",
         ("tensor = torch.empty(0", "0 ->"): "it is set to other memory at once",
