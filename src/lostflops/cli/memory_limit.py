@@ -68,7 +68,7 @@ def is_lack(error: BaseException) -> bool:
     """Whether an error of no class of ours is that memory ran out."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
-    # What C code leaves behind that does not look at what it was given, as Python's parser of modules; and
+    # C code that does not look at what it was given leaves these behind, Python's parser among it. So does
     # Polars, which goes on without its binary where that found no room.
     careless = isinstance(error, (SystemError, ImportError, NameError, SyntaxError))
     return limit() is not None and (careless or LACK.search(str(error).encode(errors="replace")) is not None)
