@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter, _SubParsersAction  # pyright: ignore[reportPrivateUsage]
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from lostflops.version import __version__
 
 from . import memory_limit
 from .arguments.parser import Parser
-from .commands import commands, declare, sections
+from .commands import Command, commands, declare, sections, short
 
 ANSWERED = 0
 DOES_NOT_HOLD = 1
@@ -25,6 +25,7 @@ CANNOT_ANSWER = 2  # also what argparse exits with
 OUR_FAULT = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT
 NOBODY_READS = 141  # 128 + SIGPIPE
+HELP = ("--help", "-h")
 # What is wrong with a place that was named, whoever touches it first.
 NOT_OURS = frozenset(
     {errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EROFS, errno.ESTALE}
@@ -56,15 +57,21 @@ class _Help(RawDescriptionHelpFormatter):
     def _format_action(self, action: Action) -> str:
         if not isinstance(action, _SubParsersAction):
             return super()._format_action(action)
-        inside: Iterator[Action] = self._iter_indented_subactions(action)  # pyright: ignore[reportUnknownArgumentType]
-        lines = {one.dest: self._format_action(one) for one in inside}
-        return "\n".join(
-            f"  {heading}\n" + "".join(lines[name] for name in names) for heading, names in sections().items()
-        )
+        self._indent()
+        parts = [f"  {heading}\n" + "".join(self._lines(found)) for heading, found in sections().items()]
+        self._dedent()
+        return "\n".join(parts)
+
+    def _lines(self, commands: Mapping[str, Command]) -> Iterator[str]:
+        for name, command in commands.items():
+            yield self._format_action(Action((), name, metavar=name, help=short(command.__doc__ or "")))
 
 
 def parser(words: Sequence[str] = ()) -> ArgumentParser:
-    """The command line's parser for what was typed: where that begins with a command, no other's is made."""
+    """The command line's parser for what was typed.
+
+    Where that begins with a command, no other's parser is made; where it asks for help, none is.
+    """
     top = Parser(
         prog="lostflops",
         description="Find where your GPU hours go, what to change, and prove that it helped.",
@@ -75,7 +82,8 @@ def parser(words: Sequence[str] = ()) -> ArgumentParser:
     top.add_argument("--version", action="version", version=f"lostflops {__version__}")
     below = top.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     known = commands()
-    declare(below, {words[0]: known[words[0]]} if words and words[0] in known else known, words)
+    if not words or words[0] not in HELP:
+        declare(below, {words[0]: known[words[0]]} if words and words[0] in known else known, words)
     return top
 
 
@@ -154,11 +162,10 @@ def _open_streams() -> None:
 
 def _answer(words: Sequence[str]) -> None:
     try:
-        asked = parser(words)
         if not words:
-            asked.print_help()
+            parser(HELP).print_help()
             return
-        given = asked.parse_args(words)
+        given = parser(words).parse_args(words)
         commands()[given.command].run(given)
     finally:  # also after --help, which exits
         sys.stdout.flush()

@@ -14,7 +14,6 @@ import select
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -147,6 +146,8 @@ class _Watch:
 
 
 def _answer(answer: Callable[[], int]) -> None:
+    import traceback  # while there is room for it
+
     status = 1
     signal.setitimer(signal.ITIMER_PROF, MOST_IMPORTING)
     try:

@@ -6,7 +6,6 @@ a trace keeps its own setting.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from contextlib import suppress
 from functools import cache
@@ -45,6 +44,8 @@ def keep_columns() -> None:
 
 @cache
 def _adjust() -> None:
+    import ctypes
+
     with suppress(OSError, AttributeError):  # another C library has no such thing
         adjust = ctypes.CDLL(None).mallopt
         adjust(_TRIM_THRESHOLD, KEPT_BYTES)

@@ -65,11 +65,15 @@ def declare(below: Below, commands: Mapping[str, Command], words: Sequence[str])
 
 def described(below: Below, name: str, text: str) -> ArgumentParser:
     """A parser of a command that says what it does in `text`, of which the first line is its short help."""
-    text = text.strip()
     return below.add_parser(
         name,
-        help=text.partition("\n")[0],
-        description=text,
+        help=short(text),
+        description=text.strip(),
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+def short(text: str) -> str:
+    """What a command does, in one line of help."""
+    return text.strip().partition("\n")[0]
