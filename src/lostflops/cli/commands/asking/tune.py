@@ -13,7 +13,6 @@ exit status: 0 done, 1 ended before all was tried, 2 the job could not be record
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from argparse import REMAINDER, ArgumentParser, Namespace
@@ -91,6 +90,8 @@ def run(given: Namespace) -> None:
 
 def _write(found: TuneReport, document: dict[str, Any]) -> None:
     """The report, beside what it is about."""
+    import json
+
     with files.replacing(found.folder.path / "report.json") as file:
         file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     with files.replacing(found.folder.path / "report.md") as file:

@@ -12,7 +12,6 @@ another. The first view of a run adds up its events and keeps the sums beside it
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -92,6 +91,8 @@ def run(given: Namespace) -> None:
 
 def written(target: Path, paths: Sequence[str]) -> None:
     """Write a notebook of the runs. Raises BadOption where one stands there, or CannotWrite."""
+    import json
+
     cells = [
         ["import lostflops"],
         *[[f"run = lostflops.open({str(Path(path).absolute())!r})", "lostflops.view(run)"] for path in paths],
