@@ -304,6 +304,8 @@ def test_what_logs_goes_with_what_its_function_does_besides() -> None:
     (told,) = page(one, names=[logs, builds])
     assert told.ns_per_step == 12 * MS
     assert told.evidence[-1] == "`log` (a.py:3) takes another 2.00 ms in which the GPU idles"
+    (of_one,) = page(one, names=[logs, builds], ledger=[(0, 0, SAVING, 40), (0, 0, "compute", 60)])
+    assert of_one.evidence[-1] == "`log` (a.py:3) takes another 8.00 ms in which the GPU idles"
     for names in (
         [logs],
         [logs, builds, (0, LAUNCHES, "aten::mul in a.py(3): log", 1)],  # it launches work

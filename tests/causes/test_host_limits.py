@@ -197,3 +197,6 @@ def test_a_pause_is_told_once_of_what_is_idle_first() -> None:
     rows += [(0, 5, SAVING, 80)]
     one = finding("x", "copy", 30, "The GPU idles 30.0 ms per step.", accounts=("copy", SAVING))
     assert told_once(one, given(rows)) == one
+    both = replace(one, accounts=(SAVING, "copy"), claim="The GPU idles 30.0 ms per step (30.0 %).")
+    claim = told_once(both, given([row for row in rows if row[2] != "copy"])).claim
+    assert claim.startswith("The GPU idles 80.0 ms once in 8 steps, in step 5 (")

@@ -241,8 +241,9 @@ def test_a_shell_completes_commands_options_and_names(typed: str, offered: set[s
 def test_a_command_that_is_typed_makes_its_own_parser_alone() -> None:
     known = {name: parser([name]) for name in ("why", "lab")}
     assert [_below(known["why"]), _below(known["lab"])] == [["why"], ["lab"]]
-    for words in ((), ("wh",), ("--help",)):
+    for words in ((), ("wh",), ("--version",)):
         assert {"why", "lab", "record"} <= set(_below(parser(words)))
+    assert _below(parser(["--help"])) == []
 
 
 def _below(made: ArgumentParser) -> list[str]:

@@ -321,6 +321,20 @@ def test_ranks_of_one_host_whose_numbered_collectives_end_apart_have_clocks_of_t
         assert {error for _, error in found.values()} == {SAME_HOST_ERROR}
 
 
+def test_the_middle_of_clocks_is_rounded_to_the_nearest_nanosecond() -> None:
+    """Two ranks leave 100,001 and 100,002 ns apart in turn: each is told to 0.75 ns off its middle."""
+    calls = [
+        {"rank": rank, "group": "g [0, 1]", "kind": "all-reduce", "bytes_in": 8, "sequence": n}
+        | {"start": end - 40_000, "arrival": end - 40_000, "end": end}
+        for rank in range(2)
+        for n in range(20)
+        for end in [9_000_000 * n + (100_001 + n % 2) * rank]
+    ]
+    ranks = [{"rank": rank, "world_size": 2, "host": 5 + rank} for rank in range(2)]
+    found = told((example_table(COLLECTIVES, calls), example_table(RANKS, ranks)))
+    assert found[0][0] - found[1][0] == 100_002
+
+
 def test_only_collectives_of_several_ranks_of_a_host_tell_whether_they_share_a_clock() -> None:
     """Ranks 0 and 1 of one host meet four times, 5 ms apart, and ranks of other hosts nine times each."""
     groups = {"a [0, 1]": (0, 1, 4), "b [0, 2]": (0, 2, 9), "c [1, 3]": (1, 3, 9)}

@@ -380,7 +380,9 @@ def test_steps_come_in_any_order_and_may_all_be_cut() -> None:
 
 
 def rare(length: list[int], logged: list[int]) -> list[int]:
-    return np.flatnonzero(counted.rare(numbers(*length), numbers(*logged))).tolist()
+    found = counted.rare(numbers(*length), numbers(*logged))
+    assert found.shape == (len(length),) and found.dtype == bool
+    return np.flatnonzero(found).tolist()
 
 
 USUAL = [100] * 28
@@ -637,7 +639,8 @@ def test_work_between_the_first_step_and_the_last_lies_outside_of_none() -> None
 
 
 def test_a_step_that_began_before_the_recording_is_cut_and_not_whole() -> None:
-    steps = pl.DataFrame({"start": [0, 10, 20], "end": [10, 20, 30], "complete": [True] * 3})
+    starts, ends = [0, 10, 20, 25, 30, -10], [10, 20, 30, 30, 40, 5]
+    steps = pl.DataFrame({"start": starts, "end": ends, "complete": [True] * 6})
     cut = marks._inside(steps, 5, 25)  # pyright: ignore[reportPrivateUsage]
     assert cut.rows() == [(5, 10, False), (10, 20, True), (20, 25, False)]
 
@@ -660,6 +663,23 @@ def test_a_kernel_marks_steps_that_runs_in_each_period_and_often_enough() -> Non
     assert of(*every, length=3 * often) == list(every)
     assert of(*every[:-1], length=3 * often) is None
     assert of(*(0, 1), *every[2:], length=3 * often) is None
+
+
+def test_kernels_repeat_in_the_order_of_their_starts_wherever_they_stand() -> None:
+    """An embedding and two others, 24 times, as two devices' rows stand: one after the other."""
+    count = 3 * 24
+    table = pl.DataFrame(
+        {"start": range(count), "end": range(1, count + 1), "name": ["embed", "gemm", "norm"] * 24}
+    ).with_columns(
+        continued=False,
+        name=pl.col("name").cast(pl.Categorical),
+        family=pl.when(name="embed").then(pl.lit("embedding")).otherwise(pl.lit("gemm")),
+        launch_start=pl.col("start") - 1,
+    )
+    apart = pl.concat([table.gather_every(2), table.gather_every(2, 1)])
+    one, other = marks._periods(table), marks._periods(apart)  # pyright: ignore[reportPrivateUsage]
+    assert one is not None and other is not None
+    assert one["start"].to_list()[:3] == [0, 3, 6] and one.equals(other)
 
 
 def device(
@@ -699,3 +719,15 @@ def test_a_device_seems_busy_where_work_begins_a_millisecond_after_its_launch_re
     done = device((begins, begins + 10, 5, 6), (begins + 20, begins + 30, begins + 18, begins + 19))
     found = on_device._unrecorded_end(done, numbers(0, begins + 15), numbers(begins + 15, begins + 40))  # pyright: ignore[reportPrivateUsage]
     assert (found is not None) is told
+
+
+def test_a_step_s_first_work_was_launched_from_its_start_to_before_its_end() -> None:
+    done = device((12, 13, 10, 11), (22, 23, 20, 21), (32, 33, 30, 31))
+    first = on_device._first_work(done, 10, 20)  # pyright: ignore[reportPrivateUsage]
+    second = on_device._first_work(done, 20, 30)  # pyright: ignore[reportPrivateUsage]
+    assert first is not None and second is not None
+    assert (first.start, first.waits, second.start, second.waits) == (12, 1, 22, 1)
+    assert on_device._first_work(done, 11, 20) is None  # pyright: ignore[reportPrivateUsage]
+    late = device((40, 41, 20, 21), (35, 36, 30, 31))
+    found = on_device._first_work(late, 20, 30)  # pyright: ignore[reportPrivateUsage]
+    assert found is not None and found.start == 40  # what the next step launched began sooner
