@@ -199,4 +199,4 @@ def test_a_pause_is_told_once_of_what_is_idle_first() -> None:
     assert told_once(one, given(rows)) == one
     both = replace(one, accounts=(SAVING, "copy"), claim="The GPU idles 30.0 ms per step (30.0 %).")
     claim = told_once(both, given([row for row in rows if row[2] != "copy"])).claim
-    assert claim.startswith("The GPU idles 80.0 ms once in 8 steps, in step 5 (")
+    assert claim == "The GPU idles 80 ns once in 8 steps, in step 5 (30.0 ms per step, 30.0 %)."

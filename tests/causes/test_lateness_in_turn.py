@@ -173,6 +173,7 @@ def test_a_rank_is_late_since_a_step_or_up_to_one(late_by: tuple[int, ...], said
         ((0, 0, 9, 9, 1, 9, 1, 9, 9), True),
         ((1, 0, 9, 9, 1, 9, 1, 9, 9), True),  # half a nanosecond before, 6.7 after
         ((1, 1, 9, 9, 1, 9, 1, 9, 9), False),
+        ((1, 1, 13, 13, 1, 13, 4, 13, 13), True),  # 1 before, 10 after: a tenth
         ((5, 5, 9, 9, 1, 9, 1, 9, 9), False),
     ],
 )
@@ -253,7 +254,8 @@ def blamed(*idle: int, own: int = 140, lead: int = 30, names: Sequence[Any] = ()
     """Rank 1 comes so much later than the next; the others wait so long, and transfer the rest of 40 ns."""
     rows = [(1, 0, "compute", own)]
     for rank, waits in zip((0, 2), idle, strict=True):
-        rows += [(rank, 0, "compute", 100), (rank, 0, WAIT, waits), (rank, 0, TRANSFER, 40 - waits)]
+        rows += [(rank, 0, "compute", 100), (rank, 0, TRANSFER, 40 - waits)]
+        rows += [(rank, 0, WAIT, waits)] if waits else []
     told = {
         "at_most": lead,
         "per_step": min(20, lead),
@@ -272,6 +274,7 @@ def test_what_others_transfer_is_none_of_what_they_wait_for() -> None:
     assert blamed(15, 15).ns == 30  # half of it they wait: a lead of 30
     assert blamed(14, 14).ns == 14  # they wait less than half of it, and are no sooner done
     assert blamed(25, 14).ns == blamed(14, 25).ns == 14  # one is no sooner done
+    assert blamed(25, 0).ns == blamed(0, 25).ns == 0  # one never waits
 
 
 def test_a_nanosecond_of_work_explains_two_of_lateness() -> None:

@@ -666,11 +666,10 @@ def test_a_kernel_marks_steps_that_runs_in_each_period_and_often_enough() -> Non
 
 
 def test_kernels_repeat_in_the_order_of_their_starts_wherever_they_stand() -> None:
-    """An embedding and two others, 24 times, as two devices' rows stand: one after the other."""
-    count = 3 * 24
-    table = pl.DataFrame(
-        {"start": range(count), "end": range(1, count + 1), "name": ["embed", "gemm", "norm"] * 24}
-    ).with_columns(
+    """An embedding and four others, eight times, as two devices' rows stand: one after the other."""
+    names = ["embed", "gemm", "norm", "softmax", "add"] * 8
+    count = len(names)
+    table = pl.DataFrame({"start": range(count), "end": range(1, count + 1), "name": names}).with_columns(
         continued=False,
         name=pl.col("name").cast(pl.Categorical),
         family=pl.when(name="embed").then(pl.lit("embedding")).otherwise(pl.lit("gemm")),
@@ -679,7 +678,7 @@ def test_kernels_repeat_in_the_order_of_their_starts_wherever_they_stand() -> No
     apart = pl.concat([table.gather_every(2), table.gather_every(2, 1)])
     one, other = marks._periods(table), marks._periods(apart)  # pyright: ignore[reportPrivateUsage]
     assert one is not None and other is not None
-    assert one["start"].to_list()[:3] == [0, 3, 6] and one.equals(other)
+    assert one["start"].to_list()[:3] == [0, 5, 10] and one.equals(other)
 
 
 def device(

@@ -121,6 +121,16 @@ def test_paint_gives_every_instant_of_a_window_to_the_first_layer_that_covers_it
     ), "runs are maximal"
 
 
+@pytest.mark.parametrize("of_windows", [True, False])
+def test_a_group_that_one_side_alone_does_not_know_is_painted(of_windows: bool) -> None:
+    known = pl.LazyFrame({"rank": [0, 1], "start": [0, 10], "end": [9, 19]})
+    some = known.with_columns(rank=pl.when(pl.col("rank") > 0).then("rank"))
+    windows, layer = (some, known) if of_windows else (known, some)
+    runs = intervals.paint(windows, {"a": layer}, by=["rank"]).select("start", "end", "rank", "account")
+    unknown = (0, 9, None if of_windows else 0, None)
+    assert sorted(runs.collect().rows()) == [unknown, (10, 19, 1, "a")]
+
+
 @exact
 @given(DRAWN, DRAWN, DRAWN)
 def test_layers_in_one_frame_are_painted_as_if_each_stood_alone(windows: Drawn, a: Drawn, b: Drawn) -> None:

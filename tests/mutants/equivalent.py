@@ -94,7 +94,8 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("return painted([column[:height]", "-> return None"): "the slower way paints the same",
         ("predicate_pushdown=False,", "predicate_pushdown=False"): A_HINT,
         ("projection_pushdown=False,", "predicate_pushdown=False"): A_HINT,
-        ("windows.filter(pl.col(", ">= pl.col('start')"): "a window without length has no runs",
+        ("return windows.filter(pl.col(", ">= pl.col('start')"): "a window without length has no runs",
+        ("held = np.flatnonzero(windows[-1]", ">= windows[-2]"): "a window without length has no runs",
         (".join(numbered.drop(", "how='left'"): "every window is there",
         ("_edges(union(frame, keys), keys,", "1 -> 2"): "asked only whether it is above 0",
         ("return edges.map_batches(", "edges.map_batches"): A_HINT,
@@ -108,6 +109,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("order = np.argsort(rows[by]", "kind='stable'"): "rows of one group may stand in any order",
     },
     "lostflops.intervals.order": {
+        ("if not len(keys[0]) or any(", "0 -> -1"): "keys are equally long",
         (
             "return sorted_by(*known)",
             "-> return None",
@@ -117,6 +119,8 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("if width * int(np.count_nonzero(begins))", "-> width"): "the slower way gives the same numbers",
     },
     MATCHING: {
+        ("return 0", "0 -> 1"): "asked only whether there are several",
+        ("self._order = np.argsort(of", "-> np.argsort(of)"): "the rows of a group count in no order",
         ("members = told.select(", ".explode("): "an empty group is left out below",
         (
             'members = told.select(pl.col("groups").explode',
@@ -131,6 +135,10 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("return _Agreement(", "1 -> 0"): "what has no part that is timed says nothing of it",
     },
     CLOCKS: {
+        (
+            "if _on_one_host(who) and not (who.height > 1",
+            "or _are_numbered",
+        ): "a shortcut: collectives without numbers tell no clocks of a host apart",
         ('.unique("rank", keep="first")', "keep='first') -> "): "this Polars keeps the first all the same",
         (
             'ranks.unique("rank", keep="first")',
@@ -149,6 +157,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("nearest = [] if start in done", "0 -> -1"): "the middle of all is taken off afterwards",
     },
     COUNTED: {
+        ("period = int(distances[0])", "0 -> -1"): "a period is asked of distances that are all the same",
         ('pl.col("start").min()', ".max()"): "numbers rise with time on every rank",
         (
             "if not long.any() or usual_logged <= 0",
@@ -157,6 +166,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     },
     ON_DEVICE: {
         ("EARLIEST, LATEST = ", "62 -> 61"): "earlier than any recording either way",
+        ("EARLIEST, LATEST = ", "62 -> 63"): "earlier than any recording either way",
         ("return len(told) > 0", "len(told) >= 0"): "nothing has no mean",
         ("end = np.where(follows,", "0 -> 1"): "nothing follows the last",
         ("return False", "return False -> return None"): "asked only whether it is true",
@@ -167,6 +177,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("at = np.where(at < high[step], at, -1)", "1 -> 2"): "any number below 0 is none",
     },
     "lostflops.optimize.activations.saved": {
+        ("return torch.device(found[0])", "0 -> -1"): "there is one",
         ("if TYPE_CHECKING", "if not TYPE_CHECKING"): "names of types alone",
         ("self.forward_ns = self.backward_ns = 0", "0 ->"): "both are set before a pass is over",
         ("self.static_bytes = 0", "0 ->"): "it is set before a pass is over",

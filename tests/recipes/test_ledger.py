@@ -1054,6 +1054,6 @@ def test_many_gaps_and_deep_stacks_take_no_long() -> None:
 
 
 def test_what_is_no_account_has_no_place_among_some() -> None:
-    asked = pl.Series(["compute", "nothing of the kind", None, "copy"], dtype=pl.String)
-    assert accounting.places(asked, ("copy", "compute")).tolist() == [1, -1, -1, 0]
+    asked = pl.Series(["compute", "nothing of the kind", None, "copy", "idle.host"], dtype=pl.String)
+    assert accounting.places(asked, ("copy", "compute")).tolist() == [1, -1, -1, 0, -1]
     assert accounting.places(asked[:1], ("copy", "compute")).tolist() == [1]

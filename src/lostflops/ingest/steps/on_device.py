@@ -286,7 +286,7 @@ def amounts(host: Int, until: Int, began: Int) -> Int:
 def quiet_ends(start: Int, end: Int, began: Int) -> Int:
     """For how long nothing has begun when each step ends, of the moments in `began`."""
     ordered = np.r_[EARLIEST, np.sort(began)]
-    last = ordered[np.searchsorted(ordered, end, side="left") - 1]
+    last = ordered[np.searchsorted(ordered, end) - 1]
     return end - np.maximum(last, start)
 
 
