@@ -318,6 +318,9 @@ def test_what_cannot_be_recomputed_is_refused() -> None:
         optimize.checkpoint(model, every=0)
     with pytest.raises(Refused, match="no layers to checkpoint"):
         optimize.checkpoint(model, layers="decoder.*")
+    for other, said in ((1, "1 is no module"), (torch.nn.ReLU(), r"ReLU\(\) is no module")):
+        with pytest.raises(Refused, match=said):
+            optimize.checkpoint(model, layers=[model.blocks[0], other])  # pyright: ignore[reportArgumentType]
     with pytest.raises(Refused, match=r"both 'blocks\.0' and 'mlp' in it"):
         optimize.checkpoint(model, layers=[model.blocks[0], model.blocks[0].mlp])
     with pytest.raises(Refused, match="no repeated layers"):

@@ -25,6 +25,7 @@ from torch.utils import checkpoint as torch_checkpointing
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lostflops.errors import shown
 from lostflops.optimize.activations.checkpoint_choice import planned_modules
 from lostflops.optimize.activations.checkpoint_measured import (
     GEMMS,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 _ATTENTION = "attention"
+THE_LAYERS = 'pass layers="blocks.*", or the modules themselves'
 _torch = cast("Any", torch_checkpointing)  # its annotations are incomplete
 _FUNCTORCH: Any = cast("Any", torch)._C._functorch
 _OURS: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -119,13 +121,16 @@ def checkpoint(
         ]
     else:
         found = [list(layers)]
+    inside = {id(module) for module in model.modules()}
+    if others := [layer for group in found for layer in group if id(layer) not in inside]:
+        raise Refused(f"{shown(repr(others[0]))} is no module of the model", THE_LAYERS)
     chosen = [layer for group in found for layer in group[::every]]
     if not chosen:
         raise Refused(
             f"there are no layers to checkpoint for {layers!r}"
             if layers
             else "no repeated layers were found",
-            'pass layers="blocks.*", or the modules themselves',
+            THE_LAYERS,
         )
     kept = (keep,) if isinstance(keep, str) else tuple(keep)
     return Checkpointed(model, chosen, kept, verify is not None)
