@@ -154,7 +154,8 @@ class Act:
     """What a host does next, and what comes of it.
 
     'load', 'collect' and 'other' take `host` ns; 'launch' takes `host` ns and gives a stream `device` ns of
-    work; 'join' has the compute stream wait for the side stream; 'wait' waits for the device.
+    work; 'join' has the compute stream wait for the side stream; 'wait' waits for the device, and 'read' for a
+    value of it, behind which a copy takes `device` ns.
     """
 
     what: str
@@ -170,7 +171,7 @@ def recorded(program: Program) -> tuple[dict[str, list[dict[str, Any]]], float]:
     """The tables of a job whose hosts launch and go on, by one true clock, and its mean step."""
     num_ranks = len(program[0])
     tables: dict[str, list[dict[str, Any]]] = {
-        name: [] for name in ("steps", "kernels", "ranges", "operators", "launches", "collectives")
+        name: [] for name in ("steps", "kernels", "copies", "ranges", "operators", "launches", "collectives")
     }
     host = [0] * num_ranks
     free = [[0, 0, 0] for _ in range(num_ranks)]
@@ -188,6 +189,23 @@ def recorded(program: Program) -> tuple[dict[str, list[dict[str, Any]]], float]:
                     tables["ranges"].append({**span, "name": ROWS[act.what]})
                 elif act.what == "join":
                     free[rank][COMPUTE] = max(free[rank])
+                elif act.what == "read":
+                    start = max(begin + LATENCY, free[rank][COMPUTE])
+                    host[rank] = free[rank][COMPUTE] = start + act.device
+                    call = {**mine, "start": begin, "end": host[rank]}
+                    tables["launches"].append({**call, "name": "cudaMemcpy"})
+                    tables["operators"].append({**call, "name": "aten::_local_scalar_dense"})
+                    tables["copies"].append(
+                        {
+                            **mine,
+                            "start": start,
+                            "end": host[rank],
+                            "stream": COMPUTE,
+                            "direction": "device_to_host",
+                            "launch_start": begin,
+                            "launch_end": host[rank],
+                        }
+                    )
                 elif act.what == "wait":
                     host[rank] = max(host[rank], *free[rank])
                     tables["launches"].append(
@@ -239,6 +257,7 @@ acts = st.one_of(
         stream=st.sampled_from([COMPUTE, COMPUTE, SIDE]),
     ),
     st.builds(Act, what=st.sampled_from(["join", "wait"])),
+    st.builds(Act, what=st.just("read"), device=st.integers(1, 9)),
 )
 
 
@@ -256,6 +275,8 @@ REMOVED = {
     "idle.launch_bound": "launch",
     "idle.host_synchronisation": "wait",
 }
+# A value that nobody reads is not copied.
+ALIKE = {"wait": ("wait", "read")}
 
 
 def removed(program: Program, what: str) -> Program:
@@ -264,7 +285,7 @@ def removed(program: Program, what: str) -> Program:
     def rid(done: list[Act]) -> list[Act]:
         if what == "launch":
             return [replace(act, host=0) if act.what == what else act for act in done]
-        return [act for act in done if act.what != what]
+        return [act for act in done if act.what not in ALIKE.get(what, (what,))]
 
     return [[rid(done) for done in step] for step in program]
 
@@ -276,9 +297,14 @@ HIDDEN_WAIT = [
 ]
 
 
+# The copies behind two values that the host reads go with them.
+READ = [[[Act("launch", device=9), Act("read", device=9), Act("launch", device=1), Act("read", device=9)]]]
+
+
 @settings(max_examples=50, deadline=None)
 @given(programs())
 @example(HIDDEN_WAIT)
+@example(READ)
 def test_no_host_that_runs_ahead_gains_more_than_the_bound_says(program: Program) -> None:
     tables, mean_step = recorded(program)
     bounds = on_example(named("idle_summary"), tables)

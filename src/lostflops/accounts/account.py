@@ -35,6 +35,7 @@ class Loss:
     from_share: float
     # A bound holds only where removing the cause removes the time; elsewhere the gain is unknown.
     removable: bool = True
+    takes_copies: bool = False  # copies that the cause makes go with it
     on_host: str = ""  # the claim, where host operators stand in for kernels
     remedies: tuple[str, ...] = ()  # what removes it, the best first
     also: tuple[str, ...] = ()  # what else helps, which the page names and does not spell out

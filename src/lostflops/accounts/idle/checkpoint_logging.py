@@ -19,6 +19,7 @@ CHECKPOINT_LOGGING = Account(
         "checkpoint-inside-step",
         "while the CPU saves a checkpoint or logs",
         0.01,
+        takes_copies=True,
         remedies=("async-checkpoint",),
         also=("log-less",),
         edit="host:checkpoint-logging=0ms",

@@ -23,6 +23,7 @@ HOST_SYNCHRONISATION = Account(
         "host-waits-for-device",
         "because the CPU waited for it, and then had to refill its queue",
         0.03,
+        takes_copies=True,
         on_host="inside calls of communication",
         remedies=("remove-syncs",),
         edit="no-sync",

@@ -132,7 +132,8 @@ def idle_summary(
     time in which its host is at it and the time in which the rank waits for others. What the host does while
     the device is busy counts, because without it the host would run ahead and hide other gaps. Where all
     ranks of the job are here it is no more than the time in which any of them is at it, for the chain passes
-    one rank at a time. And the work of the busiest stream remains. On a CPU where one thread computes, what
+    one rank at a time. And the work of the busiest stream remains, but for copies where the cause is what makes
+    them: who reads no value of the device copies none. On a CPU where one thread computes, what
     it does between its operators is hidden by nothing: only the idle time itself and the waits count.
 
     What removes launches, such as a CUDA graph, removes the Python between them as well: the host counts as
@@ -148,10 +149,12 @@ def idle_summary(
         .agg(bubble=pl.col("ns").sum())
     )
     removable = [account.name for account in IDLE if account.loss and account.loss.removable]
+    with_copies = [account.name for account in IDLE if account.loss and account.loss.takes_copies]
     # Where one thread computes, nothing runs beside it that could hide what it does between its operators.
     alone = pl.col("on_host") & (pl.col("beside") <= pl.col("own").sum().over("rank"))
     at_it = pl.when(alone).then("own").otherwise("host")
-    bound = pl.min_horizontal(at_it + pl.col("waits"), "anywhere", "beside")
+    beside = pl.when(pl.col("account").is_in(with_copies)).then("beside_kernels").otherwise("beside")
+    bound = pl.min_horizontal(at_it + pl.col("waits"), "anywhere", beside)
     asked = counted.collect()
     asked = asked.hstack([_waits(asked, communication_matches)]).lazy()
     asked = asked.join(own.select("account").unique(), how="cross").collect()
@@ -173,7 +176,7 @@ def idle_summary(
             steps=pl.len().cast(pl.Int64),
             most=pl.col("own").sum() // pl.len(),
         )
-        .join(busiest_stream.select("rank", "beside"), on="rank", how="left")
+        .join(busiest_stream, on="rank", how="left")
         .join(ranks.select("rank", on_host=HOST_ONLY), on="rank", how="left")
         .with_columns(at_most=pl.when(pl.col("account").is_in(removable)).then(bound))
         .sort("account", "most", "rank", descending=[False, True, False])
