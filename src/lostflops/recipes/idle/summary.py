@@ -132,9 +132,9 @@ def idle_summary(
     time in which its host is at it and the time in which the rank waits for others. What the host does while
     the device is busy counts, because without it the host would run ahead and hide other gaps. Where all
     ranks of the job are here it is no more than the time in which any of them is at it, for the chain passes
-    one rank at a time. And the work of the busiest stream remains, but for copies where the cause is what makes
-    them: who reads no value of the device copies none. On a CPU where one thread computes, what
-    it does between its operators is hidden by nothing: only the idle time itself and the waits count.
+    one rank at a time. And the work of the busiest stream remains, without its copies where the cause is what
+    makes them: a value that nobody reads is not copied. On a CPU where one thread computes, what it does
+    between its operators is hidden by nothing: only the idle time itself and the waits count.
 
     What removes launches, such as a CUDA graph, removes the Python between them as well: the host counts as
     launching whenever it is not at a cause with a name of its own.
