@@ -154,8 +154,8 @@ class Act:
     """What a host does next, and what comes of it.
 
     'load', 'collect' and 'other' take `host` ns; 'launch' takes `host` ns and gives a stream `device` ns of
-    work; 'join' has the compute stream wait for the side stream; 'wait' waits for the device; 'read' waits for
-    a value of it, whose copy takes `device` ns.
+    work; 'join' has the compute stream wait for the side stream; 'wait' waits for the device; 'read' waits
+    for a value of it, whose copy takes `device` ns.
     """
 
     what: str
