@@ -66,6 +66,24 @@ def test_lateness_that_moves_within_a_step_is_told_with_a_bound_that_holds(tmp_p
     assert first.ns_per_step >= 80 * MS  # without the 20 ms more before each of four operations
 
 
+def test_who_computes_while_it_is_waited_for_may_have_loaded_before(tmp_path: Path) -> None:
+    """Each rank loads once for 80 ms, rank 0 before its recording begins; both compute as long, later then."""
+    job = Job(transfer=0.5)
+    late = {0: 0, 1: 1}
+    job.run([[Work(loads=80 if late[r] == step else 0, computes=100) for r in range(2)] for step in range(3)])
+    tables = job.tables
+    (unseen,) = (row for row in tables["ranges"] if row["rank"] == 0)
+    tables["ranges"].remove(unseen)
+    for table in ("steps", "ranks"):
+        (row,) = (row for row in tables[table] if row["rank"] == 0 and row["start"] == unseen["start"])
+        row["start"] = unseen["end"]
+    loading, waits = lostflops.why(made(tmp_path, tables)).findings[:2]
+    assert loading.name == "data-loading-starves-device" and "up to 80.0 ms once" in loading.claim
+    assert (
+        waits.claim == "Ranks wait 26.7 ms per step (19.0 %) for each other; none of them is late as a rule."
+    )
+
+
 def test_the_experts_of_tokens_that_are_exchanged_are_told_of(tmp_path: Path) -> None:
     job = Job(kind="all-to-all")
     job.run(

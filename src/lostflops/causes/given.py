@@ -201,13 +201,13 @@ class Given:
         sums = own.group_by("rank", "on").agg(pl.col("time").sum())
         waits = {(by, on): ns for by, on, ns in sums.iter_rows()}
         late = {by: ns for (by, on), ns in waits.items() if on == rank}
-        busy = {on: self._more_of_its_own(on) * self.steps.get(on, 1) for on in late}
+        busy = {on: self.more_of_its_own(on) * self.steps.get(on, 1) for on in late}
         passed_on = (
             max(0, min(ns, late[on]) - busy[on]) for (_, on), ns in waits.items() if on != rank and on in late
         )
         return (sum(late.values()) + sum(passed_on)) // max(1, self.num_steps)
 
-    def _more_of_its_own(self, rank: int) -> int:
+    def more_of_its_own(self, rank: int) -> int:
         """What a mean step of the rank holds beyond the median of the others, communication apart, ns."""
         own = self.ledger.filter(~pl.col("account").is_in(COMMUNICATION)).group_by("rank")
         spent = {at: ns / self.steps[at] for at, ns in own.agg(pl.col("ns").sum()).iter_rows()}

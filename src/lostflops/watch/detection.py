@@ -2,10 +2,12 @@
 
 Each step gives a rank the logarithm of its duration over the median of all ranks, in which what slows all
 ranks alike cancels, and the job the logarithm of that median. From each its own level is taken off, the
-median of up to `WINDOW` earlier steps. What remains, e, is cut at ±`MOST`, so that one pause counts no more
-than a slow step. Two sums then run, one up and one down (Page's test, CUSUM):
+median of up to `WINDOW` earlier steps. What remains, e, is cut at ±c, so that one pause counts no more than
+a slow step. c is `MOST`, or where that is more `SCATTERS` times the scatter of single steps (the standard
+deviation of a normal distribution with that median of |e|), less where noise lasts: times the root of their
+variance over v. Two sums then run, one up and one down (Page's test, CUSUM):
 
-    S = max(0, S + e - k),  k = D/2 + 3 sqrt(v/n)          an alarm needs S > h = L v / (2k) + 2 MOST
+    S = max(0, S + e - k),  k = D/2 + 3 sqrt(v/n)          an alarm needs S > h = L v / (2k) + 2c
 
 `D` is the change to be found, 5 %. `v` is the long-run variance of e: eight times the variance of the means
 of eight steps, never less than the variance of single steps or than that of the rank in the middle. So noise
@@ -13,14 +15,16 @@ that lasts (an autocorrelation of 0.5 triples v) raises the threshold, and a qui
 steps gave the level; the second part of k allows for its error.
 
 Under noise alone S climbs above h in one of about exp(2kh/v) steps (the diffusion's large deviation;
-Siegmund, "Sequential Analysis", 1985, chapter 10), which is exp(L + 4 k MOST / v). L = 16 alone is one in 9
-million steps of a rank. The term 2 MOST pays for heavy tails and makes it far less: `benchmarks/watching.py`
+Siegmund, "Sequential Analysis", 1985, chapter 10), which is exp(L + 4 k c / v). L = 16 alone is one in 9
+million steps of a rank. The term 2c pays for heavy tails and makes it far less: `benchmarks/watching.py`
 counts alarms in 100,000 steps of 64 ranks, in six kinds of noise. An alarm also needs nine of the last
 twelve steps beyond k, so a burst of a few slow steps is none, and its later half must be at least half as far
 off as its earlier one, so what fades is none.
 
 A change of d is found after about h / (d - k) steps and not before 12. It is dated by the last step at which
-S was 0. A change that creeps in over hundreds of steps is taken for the level and not found.
+S was 0. What has lasted for twelve steps and is no alarm yet teaches no new level: a noisy job would learn its
+change before that is believed. A change that creeps in over hundreds of steps is taken for the level and not
+found.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ from lostflops.watch.steps import FULL, ROWS, Numbers, StepRing, Whole
 
 CHANGE = float(np.log(1.05))
 MOST = 0.1
+SCATTERS = 2.5
+NORMAL = 1.4826  # standard deviations of a normal distribution in the median of its distances from its own
 LEVEL = 16.0  # L
 WINDOW = FULL  # steps that give the level
 GAP = 32  # the last steps, which may have changed already, do not
@@ -67,6 +73,7 @@ class Detector:
         self.first_level: Numbers = np.full(1, np.nan)  # before the first change
         self.k: Numbers = np.full(1, np.inf)
         self.h: Numbers = np.full(1, np.inf)
+        self.most: Numbers = np.full(1, MOST)
         self.sums: Numbers = np.zeros((2, 1))
         self.zero: Whole = np.zeros((2, 1), dtype=np.int64)  # the step after the last at which a sum was 0
         self.since: Whole = np.zeros(1, dtype=np.int64)  # the first step of the present level
@@ -89,14 +96,14 @@ class Detector:
             self._learn(steps)
         e = self.values[row] - self.level
         np.nan_to_num(e, copy=False)
-        np.clip(e, -MOST, MOST, out=e)
+        np.clip(e, -self.most, self.most, out=e)
         both = np.stack((e, -e)) - self.k
         self.sums += both
         over = self.sums > 0
         self.zero[~over] = step + 1
         np.maximum(self.sums, 0, out=self.sums)
         # One that is not believed yet must be able to fall again.
-        np.minimum(self.sums, self.h + MOST, out=self.sums)
+        np.minimum(self.sums, self.h + self.most, out=self.sums)
         self.beyond = (self.beyond << np.uint16(1)) | (both > 0)
         alarms = self.sums > self.h
         if not alarms.any():
@@ -106,8 +113,7 @@ class Detector:
 
     def _believed(self, steps: StepRing, step: int, way: int, column: int) -> LevelChange | None:
         start = int(self.zero[way, column])
-        last = int(self.beyond[way, column]) & ((1 << LEAST) - 1)
-        if step + 1 - start < LEAST or last.bit_count() < OF_LEAST:
+        if step + 1 - start < LEAST or _recent(self.beyond)[way, column] < OF_LEAST:
             return None
         start = max(start, step + 1 - WINDOW)
         rows = np.arange(start, step + 1) % ROWS
@@ -138,12 +144,17 @@ class Detector:
         lengths = last - np.maximum(self.since, first)
         if last - first >= LEARN:
             rows = np.arange(first, last) % ROWS
-            whole = self.since <= first
-            if whole.any():
-                self._set(np.flatnonzero(whole), rows, steps.next)
-            for column in np.flatnonzero(~whole & (lengths >= LEARN)).tolist():
+            whole, settled = self.since <= first, ~self._lasts(steps.next)
+            if (whole & settled).any():
+                self._set(np.flatnonzero(whole & settled), rows, steps.next)
+            for column in np.flatnonzero(~whole & settled & (lengths >= LEARN)).tolist():
                 since = np.arange(int(self.since[column]), last) % ROWS
                 self._set(np.array([column]), since, steps.next)
+
+    def _lasts(self, now: int) -> npt.NDArray[np.bool_]:
+        """Where a change is under way that is no alarm yet."""
+        begun = (self.sums > 0) & (now - self.zero >= LEAST) & (now - self.zero < WINDOW)
+        return (begun & (_recent(self.beyond) >= OF_LEAST)).any(axis=0)
 
     def _set(self, columns: Whole, rows: Whole, now: int) -> None:
         values = self.values[rows][:, columns]
@@ -156,20 +167,24 @@ class Detector:
         level = np.median(values, axis=0)
         gaps = np.isnan(level)  # a rank lacks steps that others have
         level[gaps] = np.nanmedian(values[:, gaps], axis=0) if gaps.any() else 0.0
-        e = np.where(known, np.clip(values - level, -MOST, MOST), 0.0)
+        scatter = NORMAL * np.nanmedian(np.abs(values - level), axis=0)
+        most = np.maximum(MOST, SCATTERS * scatter)
+        e = np.where(known, np.clip(values - level, -most, most), 0.0)
         blocks = len(e) // MEANS
         means = e[: blocks * MEANS].reshape(blocks, MEANS, -1).mean(axis=1)
-        variance = np.maximum(MEANS * means.var(axis=0, ddof=1), e.var(axis=0))
+        single = e.var(axis=0)
+        variance = np.maximum(MEANS * means.var(axis=0, ddof=1), single)
+        most = np.maximum(MOST, most * np.sqrt(single / np.maximum(variance, 1e-10)))
         ranks = columns < self.columns - 1
         if ranks.sum() > 1:
             usual = np.median(variance[ranks])
             variance[ranks] = np.maximum(variance[ranks], usual)
         variance = np.maximum(variance, 1e-10)
         k = CHANGE / 2 + 3 * np.sqrt(variance / known.sum(axis=0))
-        self.level[columns], self.k[columns] = level, k
+        self.level[columns], self.k[columns], self.most[columns] = level, k, most
         begun = columns[np.isinf(self.h[columns])]
         self.sums[:, begun], self.beyond[:, begun], self.zero[:, begun] = 0, 0, now
-        self.h[columns] = LEVEL * variance / (2 * k) + 2 * MOST
+        self.h[columns] = LEVEL * variance / (2 * k) + 2 * most
         fresh = columns[np.isnan(self.first_level[columns])]
         self.first_level[fresh] = self.level[fresh]
         # Until something changes, what a rank was at first is what it is: a slow drift is no change.
@@ -180,7 +195,7 @@ class Detector:
         """More ranks: those that are known keep their columns, the job moves to the end."""
         more = columns - self.columns
         for name, empty in (
-            ("values", np.nan), ("level", 0.0), ("first_level", np.nan), ("k", np.inf), ("h", np.inf),
+            ("values", np.nan), ("level", 0.0), ("first_level", np.nan), ("k", np.inf), ("h", np.inf), ("most", MOST),
             ("sums", 0.0), ("zero", step), ("since", 0), ("beyond", 0),
         ):  # fmt: skip
             old = getattr(self, name)
@@ -188,3 +203,8 @@ class Detector:
             added = np.full(shape, empty, dtype=old.dtype)
             setattr(self, name, np.concatenate((old[..., :-1], added, old[..., -1:]), axis=-1))
         self.columns = columns
+
+
+def _recent(beyond: npt.NDArray[np.uint16]) -> Whole:
+    """How many of the last `LEAST` steps lie beyond k: a bit each, the last the lowest."""
+    return ((beyond[..., None] >> np.arange(LEAST, dtype=np.uint16)) & 1).sum(axis=-1)

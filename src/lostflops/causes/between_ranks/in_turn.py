@@ -300,6 +300,9 @@ def within_steps(page: PageFindings, waited: int, waits: Finding | None) -> int:
     ranks = tuple(by_rank.filter(len(by_rank) * pl.col("time") >= pl.col("time").sum() / 2)["on"].sort())
     if has_stages(given) or len(ranks) < 2 or computing < EXPLAINED * waited:
         return 0
+    # Who computes while it is waited for may be late because of a pause before that.
+    if max(map(given.more_of_its_own, ranks)) >= EXPLAINED * waited:
+        return 0
     evidence = ["in a whole step none of them has much more to do than the others"]
     told = evener(page, ranks[0])
     remedy = told.text if told else given.advice(UNEVEN, EVENER)
