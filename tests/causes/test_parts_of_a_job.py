@@ -67,7 +67,7 @@ def test_lateness_that_moves_within_a_step_is_told_with_a_bound_that_holds(tmp_p
 
 
 def test_who_computes_while_it_is_waited_for_may_have_loaded_before(tmp_path: Path) -> None:
-    """Each rank loads once for 80 ms, rank 0 before its recording begins; both compute as long, later then."""
+    """Each rank loads once for 80 ms, rank 0 before its recording begins; both compute as long after that."""
     job = Job(transfer=0.5)
     late = {0: 0, 1: 1}
     job.run([[Work(loads=80 if late[r] == step else 0, computes=100) for r in range(2)] for step in range(3)])

@@ -44,6 +44,29 @@ def test_five_percent_on_one_of_64_ranks_is_found_within_30_steps(noise: float) 
     assert change.ratio == pytest.approx(0.05, abs=0.02)
 
 
+@pytest.mark.parametrize(("slow", "within"), [(0, 40), (25, 100)])
+def test_a_noisy_job_that_becomes_half_as_slow_again_is_found(slow: int, within: int) -> None:
+    """One whose first steps were slow learned its own change before that was believed, and said nothing."""
+    rng = np.random.default_rng(5)
+    noise = 0.15 * rng.standard_normal((400, 1))
+    noise[:slow] += 0.25
+    times = 27 * MS * np.exp(noise + 0.01 * rng.standard_normal((400, 2)))
+    times[150:] *= 1.55
+    ((found, change),) = changes(times)
+    assert change.column is None and 161 <= found < 150 + within
+    assert abs(change.step - 150) <= 3 and change.ratio == pytest.approx(0.55, abs=0.15)
+
+
+@pytest.mark.parametrize("tails", ["noise of 15 %", "that lasts"])
+def test_noise_raises_no_alarm_however_much_there_is(tails: str) -> None:
+    rng = np.random.default_rng(7)
+    z = rng.standard_normal((5000, 32))
+    if tails == "that lasts":
+        for step in range(1, len(z)):
+            z[step] = 0.8 * z[step - 1] + 0.6 * z[step]
+    assert changes(100 * MS * np.exp(0.15 * z)) == []
+
+
 @pytest.mark.parametrize("tails", ["normal", "heavy", "correlated"])
 def test_healthy_noise_raises_no_alarm(tails: str) -> None:
     """5,000 steps here; `benchmarks/watching.py` takes 100,000 of each kind."""

@@ -21,10 +21,10 @@ counts alarms in 100,000 steps of 64 ranks, in six kinds of noise. An alarm also
 twelve steps beyond k, so a burst of a few slow steps is none, and its later half must be at least half as far
 off as its earlier one, so what fades is none.
 
-A change of d is found after about h / (d - k) steps and not before 12. It is dated by the last step at which
-S was 0. What has lasted for twelve steps and is no alarm yet teaches no new level: a noisy job would learn its
-change before that is believed. A change that creeps in over hundreds of steps is taken for the level and not
-found.
+A change of d is found after about h / (d - k) steps and not before 12. It is dated by the step since which,
+of those since S was last 0, most speaks for a change of that size. What has lasted for twelve steps and is no
+alarm yet teaches no new level: a noisy job would learn its change before that is believed. A change that
+creeps in over hundreds of steps is taken for the level and not found.
 """
 
 from __future__ import annotations
@@ -119,8 +119,13 @@ class Detector:
         rows = np.arange(start, step + 1) % ROWS
         values = self.values[rows, column]
         beyond = (values - self.level[column]) * (1 - 2 * way)
-        if np.nanmedian(beyond[len(beyond) // 2 :]) < np.nanmedian(beyond[: len(beyond) // 2]) / 2:
+        by = float(np.nanmedian(beyond[len(beyond) // 2 :]))
+        if by < np.nanmedian(beyond[: len(beyond) // 2]) / 2:
             return None
+        # From where on most speaks for a step of that height: noise may have raised the sum before it.
+        speaks = np.nan_to_num(np.clip(beyond - by / 2, -by, by))
+        changed = len(beyond) - 1 - int(np.argmax(np.cumsum(speaks[::-1])))
+        start, values = start + changed, values[changed:]
         after = float(np.nanmedian(values))
         ratio = float(np.exp(after - self.level[column]) - 1)
         self.level[column] = after
@@ -154,7 +159,8 @@ class Detector:
     def _lasts(self, now: int) -> npt.NDArray[np.bool_]:
         """Where a change is under way that is no alarm yet."""
         begun = (self.sums > 0) & (now - self.zero >= LEAST) & (now - self.zero < WINDOW)
-        return (begun & (_recent(self.beyond) >= OF_LEAST)).any(axis=0)
+        up, down = begun & (_recent(self.beyond) >= OF_LEAST)
+        return up | down
 
     def _set(self, columns: Whole, rows: Whole, now: int) -> None:
         values = self.values[rows][:, columns]
@@ -195,8 +201,8 @@ class Detector:
         """More ranks: those that are known keep their columns, the job moves to the end."""
         more = columns - self.columns
         for name, empty in (
-            ("values", np.nan), ("level", 0.0), ("first_level", np.nan), ("k", np.inf), ("h", np.inf), ("most", MOST),
-            ("sums", 0.0), ("zero", step), ("since", 0), ("beyond", 0),
+            ("values", np.nan), ("level", 0.0), ("first_level", np.nan), ("k", np.inf), ("h", np.inf),
+            ("most", MOST), ("sums", 0.0), ("zero", step), ("since", 0), ("beyond", 0),
         ):  # fmt: skip
             old = getattr(self, name)
             shape = (*old.shape[:-1], more)
