@@ -114,6 +114,16 @@ def test_accumulating_is_not_advised_where_only_the_last_micro_batch_sends(tmp_p
     assert "no_sync" in exposed(tmp_path / "off", "all-reduce", passes=4, early=True).next
 
 
+def test_when_gradients_are_sent_is_told_by_the_host_that_runs_ahead_of_the_device(tmp_path: Path) -> None:
+    """All passes are begun before the device comes to what the first of them has sent."""
+    tables = job("all-reduce", passes=4)
+    for row in tables["kernels"][1::2]:
+        row |= {"launch_start": row["start"] - 440, "launch_end": row["start"] - 439}
+    page = lostflops.why(made(tmp_path, tables))
+    (finding,) = (f for f in page.findings if f.name == "communication-exposed")
+    assert "no_sync" in finding.next
+
+
 def test_each_purpose_counts_the_time_in_which_nothing_hides_it(tmp_path: Path) -> None:
     tables = job("all-reduce")
     tables["collectives"].append(

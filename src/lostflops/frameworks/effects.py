@@ -59,7 +59,7 @@ def loads_alone(trace: Trace, named: Mapping[str, Sequence[str]]) -> bool:
 def sends_once(trace: Trace) -> bool:
     """Whether steps have several micro-batches, of which only the last sends gradients.
 
-    Then no gradient is reduced before the last call of the wrapped model's forward pass.
+    Then none is asked to be reduced before the last call of the wrapped model's forward pass.
     """
     steps, ranges, collectives = (trace.table(t) for t in ("steps", "ranges", "collectives"))
     if steps is None or ranges is None or collectives is None:
@@ -67,14 +67,16 @@ def sends_once(trace: Trace) -> bool:
     named = pl.col("name").cast(pl.String).str.contains(FORWARD)
     passes = ranges.filter(named).select("rank", "start").sort("rank", "start").collect()
     sent = (
-        collectives.filter(pl.col("kind").cast(pl.String).is_in(["all-reduce", "reduce-scatter"]))
-        .select("rank", start="arrival", size=pl.max_horizontal("bytes_in", "bytes_out").fill_null(1))
+        _asked(collectives, trace.table("kernels"))
+        .filter(pl.col("kind").cast(pl.String).is_in(["all-reduce", "reduce-scatter"]))
+        .select("rank", "start", size=pl.max_horizontal("bytes_in", "bytes_out").fill_null(1))
         .sort("rank", "start")
         .collect()
     )
     if passes.is_empty() or sent.is_empty():
         return False
-    place = steps.select("rank", "step", "start").sort("rank", "start").collect()
+    begun = pl.coalesce("host_start", "start")
+    place = steps.select("rank", "step", start=begun).sort("rank", "start").collect()
     of = {
         name: rows.with_columns(at="start").join_asof(
             place, on="start", by="rank", strategy="backward", check_sortedness=False
@@ -88,3 +90,16 @@ def sends_once(trace: Trace) -> bool:
         pl.col("size").filter(pl.col("at") < pl.col("last")).sum(), all=pl.col("size").sum()
     ).row(0)
     return 2 * several.height > last.height and bool(whole) and early < EARLY * whole
+
+
+def _asked(collectives: pl.LazyFrame, kernels: pl.LazyFrame | None) -> pl.LazyFrame:
+    """Operations, with `start` when the host asked for them: the device may be passes behind."""
+    if kernels is None:
+        return collectives.with_columns(start="arrival")
+    launched = (
+        kernels.drop_nulls(["launch_start", "correlation"])
+        .group_by("rank", "correlation")
+        .agg(_launched=pl.col("launch_start").min())
+    )
+    rows = collectives.join(launched, on=["rank", "correlation"], how="left")
+    return rows.with_columns(start=pl.coalesce("_launched", "arrival"))
