@@ -16,6 +16,7 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds
 
+from .between_ranks.exposed import with_busy_links
 from .between_steps.slower_steps import join_paces
 from .copies import join_copies
 from .declared import MADE, OF_DEVICES, Made, Recommended, asking_for, edits, remedies, shortened_by, verdicts
@@ -42,6 +43,7 @@ __all__ = [
     "remedies",
     "shortened_by",
     "verdicts",
+    "with_busy_links",
 ]
 
 # Of the recording rather than of the job: they come after all causes.

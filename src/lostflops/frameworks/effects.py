@@ -21,10 +21,15 @@ EFFECTS: Mapping[str, tuple[str, str]] = {
 # Calls of a wrapped model, and the share of the bytes of gradients that may be sent before the last of them.
 FORWARD = r"^DistributedDataParallel\.forward$|^FSDP::root_pre_forward|FullyShardedDataParallel\.forward$"
 EARLY = 0.1
+HALVES = r"(?i)^(?:c10::|torch\.|nccl)?(?:bf16|bfloat16|fp16|f16|float16|half)$"
 
 
 def on(
-    named: Mapping[str, Sequence[str]], hosts: Sequence[str], sends_once: bool, loads_alone: bool = False
+    named: Mapping[str, Sequence[str]],
+    hosts: Sequence[str],
+    sends_once: bool,
+    loads_alone: bool = False,
+    in_halves: bool = False,
 ) -> frozenset[str]:
     """The effects that show; `named` are the names in each table, `hosts` those of what ran on the host."""
     found = {effect for effect, (table, mark) in EFFECTS.items() if names.any_has(mark, named.get(table, ()))}
@@ -34,6 +39,8 @@ def on(
         found.add("compiled")
     if sends_once:
         found.add("no_sync")
+    if in_halves:
+        found.add("bf16 gradients")
     if loads_alone:
         found.discard("workers")
     return frozenset(found)
@@ -90,6 +97,18 @@ def sends_once(trace: Trace) -> bool:
         pl.col("size").filter(pl.col("at") < pl.col("last")).sum(), all=pl.col("size").sum()
     ).row(0)
     return 2 * several.height > last.height and bool(whole) and early < EARLY * whole
+
+
+def reduces_halves(trace: Trace) -> bool:
+    """Whether nearly all that is reduced is of 16 bits already."""
+    collectives = trace.table("collectives")
+    if collectives is None:
+        return False
+    size = pl.max_horizontal("bytes_in", "bytes_out").fill_null(0).cast(pl.Int64)
+    reduced = collectives.filter(pl.col("kind").cast(pl.String).is_in(["all-reduce", "reduce-scatter"]))
+    in_halves = pl.col("dtype").cast(pl.String).str.contains(HALVES).fill_null(False)
+    halves, whole = reduced.select(size.filter(in_halves).sum(), all=size.sum()).collect().row(0)
+    return bool(whole) and halves > (1 - EARLY) * whole
 
 
 def _asked(collectives: pl.LazyFrame, kernels: pl.LazyFrame | None) -> pl.LazyFrame:
