@@ -99,3 +99,15 @@ def test_a_larger_batch_beside_large_weights_is_more_work_and_no_slow_cpu() -> N
     assert told == (more, False)
     alike = slower_compute(1, replace(job, flops={0: 1e6, 1: 1e6, 2: 1e6}))
     assert alike == ("it takes longer for inputs that are no larger than theirs", True)
+
+
+def test_more_work_in_kernels_of_experts_is_more_tokens_and_no_longer_sequences() -> None:
+    job = given(150, 100)
+    told = slower_compute(1, replace(job, flops=dict.fromkeys(job.steps, 1e6) | {1: 1.5e6}))
+    assert told is not None and told[0].endswith("it has more work, such as more tokens for its experts")
+
+
+@pytest.mark.parametrize(("takes", "times"), [(107, "1.07"), (118, "1.18"), (130, "1.3"), (236, "2.4")])
+def test_what_is_hardly_longer_is_not_rounded_to_a_tenth(takes: int, times: str) -> None:
+    told = slower_compute(1, given(takes, takes))
+    assert told == (f"its gemm kernels take {times} times as long as the same kernels there", True)
