@@ -111,3 +111,12 @@ def test_more_work_in_kernels_of_experts_is_more_tokens_and_no_longer_sequences(
 def test_what_is_hardly_longer_is_not_rounded_to_a_tenth(takes: int, times: str) -> None:
     told = slower_compute(1, given(takes, takes))
     assert told == (f"its gemm kernels take {times} times as long as the same kernels there", True)
+
+
+def test_a_slow_gpu_of_amd_is_asked_with_the_commands_of_amd(tmp_path: Path) -> None:
+    tables = Job().run([[Work(), Work(), Work(computes=60)]] * 4)
+    for row in tables["ranks"]:
+        row["gpu"] = "AMD Instinct MI300X"
+    (first, *_) = lostflops.why(made(tmp_path, tables)).findings
+    assert first.rank == 2 and "`amd-smi metric --clock --power --temperature`" in first.next
+    assert "nvidia" not in str(lostflops.why(made(tmp_path, tables)).findings)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import lostflops
+from lostflops.lab.simulate.faults import with_fault
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
@@ -43,3 +44,18 @@ def test_files_that_were_cut_make_one_bubble_and_no_idle_gpu(tmp_path: Path, tex
     assert first.name == "pipeline-bubble" and "28." in first.claim  # as of the whole recording
     assert [f.name for f in others] == ["few-whole-steps"]
     assert any("the recording ends in" in note for note in page.notes)
+
+
+def test_a_slow_stage_is_told_where_no_message_says_whom_it_goes_to(tmp_path: Path) -> None:
+    """Nsight Systems names no peers; what each stage computes is known all the same."""
+    planted = with_fault(
+        SimulatedJob(strategy("pp4-m8", 4), seed=1, steps=2, warmup=1, layers=4), "stage-imbalance"
+    )
+    simulate(planted.job, tmp_path / "job", fault=planted, format="nsys")
+    first = lostflops.why(tmp_path / "job").findings[0]
+    (stage,) = planted.culprit.ranks
+    assert (first.name, first.rank) == ("pipeline-bubble", stage)
+    assert f"Rank {stage} is the slowest pipeline stage: it computes " in first.claim
+    assert "Move layers off that stage" in first.next
+    assert not any("not recorded" in told for told in first.evidence)
+    assert any("does not say which rank a message goes to" in told for told in first.evidence)

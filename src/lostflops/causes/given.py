@@ -354,7 +354,7 @@ def gather(
         else 0,
         clocks_apart=_clocks_apart(trace) if many else 0,
         with_frames=frozenset(folded("with_frames", RANKS, with_frames)["rank"]) if many else frozenset(),
-        gpus=_gpus(trace) if many else {},
+        gpus=_gpus(trace),
         schedule="".join(folded("schedule", SCHEDULE, lambda: _schedule(session))["schedule"])
         if many
         else "",

@@ -13,7 +13,9 @@ from lostflops.causes.given import Given, exposed_for, exposed_operations
 from lostflops.causes.names import BUBBLE, bytes_of, called, listed, made_of
 from lostflops.causes.page_findings import PageFindings, joining
 from lostflops.causes.purposes import CONTEXT, EXPERTS, GRADIENTS, SHARDS, SIZED, STAGES, TENSOR, main_purpose
+from lostflops.causes.stages import of_slow_stage, slowest_stage
 from lostflops.finding import Finding, milliseconds
+from lostflops.intervals.matching import CONTRADICT
 from lostflops.recipes.transfers import SLOWER
 
 EXPOSED = "communication-exposed"
@@ -30,6 +32,12 @@ GATHERED_FROM = 0.2  # of the exposed communication of shards, from which on gat
 GAINS_NOTHING = 0.1  # of what is exposed, that a replay with overlap gains at most where links are busy
 AT_ONCE = 0.9  # of the bytes of gradients, that one operation of a step has
 SLOW_LINK = "slow-link"
+# Why the two ends of a message are not known as such although both were recorded, in words.
+UNTOLD = {
+    "its peer is unknown": "the recording does not say which rank a message goes to",
+    CONTRADICT: "the ranks' times contradict each other, so that sends and receives cannot be matched",
+}
+ENDS_LACK = "the other ends were not recorded"
 
 
 def exposed_communication(page: PageFindings, base: Finding, moving: int, waited: int) -> None:
@@ -189,9 +197,10 @@ def _one_comes_last(page: PageFindings) -> Iterator[str]:
 
 
 def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) -> None:
-    """Sends and receives that wait or transfer; which of both is not known, as some ranks are missing."""
-    waiting = page.take(BUBBLE)
+    """Sends and receives that wait or transfer; which of both is not known, as ranks or peers are missing."""
+    given, waiting = page.given, page.take(BUBBLE)
     waits = sum(f.size for f in waiting)
+    why = _unmatched(given)
     told = made_of(
         replace(
             base,
@@ -200,15 +209,24 @@ def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) 
             cost_per_step=cost + waits,
             ns_per_step=max(base.ns_per_step, cost + waits),
             evidence=(
-                f"{milliseconds(unknown)} of it may be either: the other ends were not recorded",
-                *exposed_for(page.given),
+                f"{milliseconds(unknown)} of it may be either: {UNTOLD.get(why, ENDS_LACK)}",
+                *exposed_for(given),
             ),
             next=ACCOUNTS["idle.pipeline_bubble"].remedy,
             accounts=("communication.exposed", "communication.wait", "communication.transfer"),
         ),
-        exposed_operations(page.given),
+        exposed_operations(given),
     )
-    page.put(told)
+    # Where all was recorded, what the stages compute is known, whoever sends to whom.
+    slow = slowest_stage(given) if why in UNTOLD and not given.missing_ranks else None
+    page.put(told if slow is None else of_slow_stage(told, slow, given))
+
+
+def _unmatched(given: Given) -> str:
+    """Why most operations could not be matched, as the recipe `communication_wait` has it."""
+    table = given.table("communication_wait")
+    reasons = [] if table is None else table["unmatched_reason"].drop_nulls().mode().sort().to_list()
+    return reasons[0] if reasons else ""
 
 
 def _transfer(page: PageFindings, base: Finding) -> int:
