@@ -269,3 +269,10 @@ def test_what_passes_a_slow_link_and_has_nothing_to_be_compared_with_may_be_slow
         "Most of it, all-reduces, passes ranks 0 to 3 too, and no other ranks do the same to compare it "
         "with: the slow links may be why it takes so long." in named["communication-exposed"].doubt
     )
+
+
+def test_an_all_gather_is_named_by_what_it_brings_together_and_its_bandwidth_is_told(tmp_path: Path) -> None:
+    """Each of two ranks gives 2 MB, and both have 4 MB in 400 ns."""
+    found = of_both(tmp_path, job("all-gather", bytes_in=2_000_000, bytes_out=None))
+    assert found.contributors == ("all-gather of 4 MB 400 ns",)
+    assert "all-gathers among 2 ranks reach 5,000 GB/s of bus bandwidth" in found.evidence

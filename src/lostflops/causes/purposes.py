@@ -16,6 +16,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.intervals.matching import PAIR, SYNCHRONISING
 from lostflops.recipes.accounting import WAIT
+from lostflops.recipes.communication.bandwidth import counted_bytes
 from lostflops.store.trace import ONE_PER_DEVICE, Trace
 
 GRADIENTS, SHARDS, TENSOR, STAGES = "gradients", "shards", "tensor", "stages"
@@ -165,9 +166,13 @@ class Exposed:
 
 
 def _operations(rows: pl.DataFrame) -> pl.Series:
-    """The kind and the bytes of each operation, where those like it are among the longest."""
-    size = pl.col("bytes_in").cast(pl.Int64).fill_null(0)
-    named = pl.concat_str(pl.col("kind").cast(pl.String).fill_null(OTHER), size, separator=SIZED)
+    """The kind and the bytes of each operation, where those like it are among the longest.
+
+    Bytes are those that the recipe `communication_summary` counts: of an all-gather what it brings together.
+    """
+    kind = pl.col("kind").cast(pl.String)
+    size = counted_bytes(kind, pl.col("group_size").cast(pl.Int64)).cast(pl.Int64).fill_null(0)
+    named = pl.concat_str(kind.fill_null(OTHER), size, separator=SIZED)
     told = rows.select(named.alias("name"), time=pl.col("end") - pl.col("start"))
     sums = told.group_by("name").agg(pl.col("time").sum())
     longest = sums.sort("time", "name", descending=[True, False])["name"].head(MOST_OPERATIONS)

@@ -28,6 +28,11 @@ SCHEDULED = {
     INTERLEAVED: ("interleaved-stages", "the stages' chunks are interleaved already"),
     ZERO_BUBBLE: ("zero-bubble-stages", "the schedule is a zero-bubble one already"),
 }
+UNKNOWN = "unknown"  # what the recipe `pipeline_passes` calls an order that is of none it knows
+UNTOLD_SCHEDULE = (
+    "their passes are in no order of GPipe, 1F1B, interleaved 1F1B or ZB-H1: another schedule, such as ZB-V "
+    "or DualPipe, may be in use already"
+)
 UNSPLIT = "communication.exposed"  # of which nobody knows how much is waiting
 ALIKE_WAITS = 0.25  # of the longest: stages that lose the same to the schedule
 
@@ -91,6 +96,8 @@ def join_stages(
     bound, remedy = ns, ACCOUNTS["idle.pipeline_bubble"].remedy
     if slow is None and given.schedule in SCHEDULED:
         evidence.append(SCHEDULED[given.schedule][1])
+    if slow is None and given.schedule == UNKNOWN:
+        evidence.append(UNTOLD_SCHEDULE)
     found = Finding(
         name=BUBBLE,
         claim=claim,

@@ -12,7 +12,17 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.causes.given import Given, exposed_for, exposed_operations
 from lostflops.causes.names import BUBBLE, bytes_of, called, listed, made_of
 from lostflops.causes.page_findings import PageFindings, joining
-from lostflops.causes.purposes import CONTEXT, EXPERTS, GRADIENTS, SHARDS, SIZED, STAGES, TENSOR, main_purpose
+from lostflops.causes.purposes import (
+    CONTEXT,
+    EXPERTS,
+    GRADIENTS,
+    LARGE,
+    SHARDS,
+    SIZED,
+    STAGES,
+    TENSOR,
+    main_purpose,
+)
 from lostflops.causes.stages import of_slow_stage, slowest_stage
 from lostflops.finding import Finding, milliseconds
 from lostflops.intervals.matching import CONTRADICT
@@ -30,6 +40,7 @@ MOSTLY_ONE, LED = 0.8, 0.05  # of what ranks wait, hidden or not, that is one's;
 WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
 GATHERED_FROM = 0.2  # of the exposed communication of shards, from which on gathering them earlier helps
 GAINS_NOTHING = 0.1  # of what is exposed, that a replay with overlap gains at most where links are busy
+WHOLE = 100  # GB/s, from which on a rate has no digits behind the point
 AT_ONCE = 0.9  # of the bytes of gradients, that one operation of a step has
 SLOW_LINK = "slow-link"
 # Why the two ends of a message are not known as such although both were recorded, in words.
@@ -83,6 +94,7 @@ def exposed_communication(page: PageFindings, base: Finding, moving: int, waited
                 *exposed_for(given),
                 *_side_by_side(given, base, moving + waited),
                 *_in_one_bucket(page, moving + waited),
+                *_reached(given),
                 *((untold,) if untold else ()),
                 *(() if elsewhere else base.evidence),
                 *(f.claim.rstrip(".") for f in network[:2]),
@@ -131,6 +143,21 @@ def _side_by_side(given: Given, base: Finding, cost: int) -> Iterator[str]:
     named = made_of(replace(base, cost_per_step=cost), exposed_operations(given)).contributed or 0
     if named - cost >= WAITING_TOLD * cost:
         yield f"these add up to {milliseconds(named - cost)} more, as some run at the same time"
+
+
+def _reached(given: Given) -> Iterator[str]:
+    """The bandwidth of the kind of operation that is exposed for longest, at the size of most of its time."""
+    table = given.table("communication_summary")
+    kinds = [
+        name.partition(SIZED)[0] for name in sorted(given.operations, key=lambda n: -given.operations[n])
+    ]
+    if table is None or not kinds:
+        return
+    known = table.filter(pl.col("kind").cast(pl.String) == kinds[0], pl.col("bytes") >= LARGE)
+    most = known.drop_nulls(["bus_bandwidth", "group_size"]).sort("time", descending=True).head(1)
+    for ranks, rate in most.select("group_size", "bus_bandwidth").iter_rows():
+        shown = f"{rate:,.0f}" if rate >= WHOLE else f"{rate:.3g}"
+        yield f"{kinds[0]}s among {ranks} ranks reach {shown} GB/s of bus bandwidth"
 
 
 def _in_one_bucket(page: PageFindings, cost: int) -> Iterator[str]:
