@@ -210,7 +210,7 @@ def test_gradients_that_are_reduced_too_slowly_are_not_hidden_by_fetching_weight
 def test_gradients_of_16_bits_are_not_told_to_be_sent_so(tmp_path: Path) -> None:
     wide = exposed(tmp_path / "wide", "all-reduce", dtype="Float")
     narrow = exposed(tmp_path / "narrow", "all-reduce", dtype="BFloat16")
-    assert "reduce in bf16" in wide.next and "bf16-gradients" in (wide.remedies or ())
+    assert "reduce in bf16 (`bf16_compress_hook`)" in wide.next and "bf16-gradients" in (wide.remedies or ())
     assert "bf16" not in narrow.next and "bf16-gradients" not in (narrow.remedies or ())
     assert "another `bucket_cap_mb`" in narrow.next and "<" not in wide.next + narrow.next
 

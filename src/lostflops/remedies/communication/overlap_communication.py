@@ -8,8 +8,9 @@ REMEDY = Remedy(
     does="Gradients are sent, and parameters fetched, while compute runs.",
     changes={
         "pytorch": Change(
-            "Hide it, or send less: <unless bf16 gradients: reduce in bf16, and >let FSDP2 prefetch further "
-            "ahead (`set_modules_to_forward_prefetch`); DDP overlaps by itself.",
+            "Hide it<unless bf16 gradients: , or reduce in bf16>: DDP and FSDP2 overlap by themselves where "
+            "layers are wrapped one by one and no hook waits, and FSDP2 fetches weights further ahead with "
+            "`set_modules_to_forward_prefetch`.",
             snippets=(
                 python(
                     "for layer in model.layers:",
