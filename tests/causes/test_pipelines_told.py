@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import lostflops
+from by_hand import MS, given
+from lostflops.causes.page_findings import PageFindings
+from lostflops.causes.stages import join_stages
 from lostflops.lab.simulate.faults import with_fault
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
@@ -59,3 +64,13 @@ def test_a_slow_stage_is_told_where_no_message_says_whom_it_goes_to(tmp_path: Pa
     assert "Move layers off that stage" in first.next
     assert not any("not recorded" in told for told in first.evidence)
     assert any("does not say which rank a message goes to" in told for told in first.evidence)
+
+
+@pytest.mark.parametrize(("schedule", "told"), [("unknown", True), ("1f1b", False), ("", False)])
+def test_passes_in_no_known_order_may_be_of_a_better_schedule_already(schedule: str, told: bool) -> None:
+    rows = [(rank, 0, account, 20 * MS) for rank in range(2) for account in ("compute", "communication.wait")]
+    waits = pl.DataFrame({"rank": [0, 1], "in_pairs": 2 * [20 * MS], "per_step": 2 * [20 * MS]})
+    page = PageFindings(replace(given(rows, communication_wait=waits), schedule=schedule))
+    assert join_stages(page, 20 * MS, 0, None, 0, alone=True) == 20 * MS
+    (found,) = page.all()
+    assert any("such as ZB-V or DualPipe" in fact for fact in found.evidence) == told
