@@ -120,3 +120,20 @@ def test_a_slow_gpu_of_amd_is_asked_with_the_commands_of_amd(tmp_path: Path) -> 
     (first, *_) = lostflops.why(made(tmp_path, tables)).findings
     assert first.rank == 2 and "`amd-smi metric --clock --power --temperature`" in first.next
     assert "nvidia" not in str(lostflops.why(made(tmp_path, tables)).findings)
+
+
+@pytest.mark.parametrize(
+    ("dense", "slow"),
+    [((100, 130), True), ((100, 100), False), ((60, 78), True), ((40, 52), False), ((100, 115), False)],
+)
+def test_dense_layers_that_are_a_third_of_the_time_tell_a_slow_gpu_from_more_tokens(
+    dense: tuple[int, int], slow: bool
+) -> None:
+    """Kernels of experts take 195 instead of 150: of more tokens, or of a GPU that is slow for all."""
+    rows = [
+        {"rank": rank, "family": "gemm", "kernel": kernel, "calls": 4, "time": times[rank == 1]}
+        for rank in range(3)
+        for kernel, times in ((GROUPED, (150, 195)), ("mm|[8]", dense))
+    ]
+    told = slower_compute(1, replace(given(100, 100), work=pl.DataFrame(rows, schema=WORK)))
+    assert told is not None and told[1] is slow
