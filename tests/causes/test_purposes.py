@@ -276,3 +276,31 @@ def test_an_all_gather_is_named_by_what_it_brings_together_and_its_bandwidth_is_
     found = of_both(tmp_path, job("all-gather", bytes_in=2_000_000, bytes_out=None))
     assert found.contributors == ("all-gather of 4 MB 400 ns",)
     assert "all-gathers among 2 ranks reach 5,000 GB/s of bus bandwidth" in found.evidence
+
+
+@pytest.mark.parametrize(("at", "told"), [(600, True), (100, False)])
+def test_reductions_in_the_first_part_of_a_step_may_be_of_layers_where_no_passes_are_known(
+    tmp_path: Path, at: int, told: bool
+) -> None:
+    tables = job("all-reduce")
+    for name in ("kernels", "collectives"):
+        for row in [row for row in tables[name] if row["end"] - row["start"] == 400]:
+            start = row["start"] - 600 + at
+            row |= {"start": start, "end": start + 400} | ({"arrival": start} if "arrival" in row else {})
+    for row in tables["kernels"]:
+        row["phase"] = None
+        if row["family"] == "gemm" and at < 600:
+            row |= {"start": row["start"] + 400, "end": row["end"] + 400}
+    page = lostflops.why(made(tmp_path, tables))
+    (finding,) = (f for f in page.findings if f.name == "communication-exposed")
+    assert any("all-reduces of gradients" in fact for fact in finding.evidence) == told
+
+
+def test_tensor_parallelism_is_told_where_no_group_is_described(tmp_path: Path) -> None:
+    """Nsight Systems names no groups, and no operator is around what a layer reduces in its forward pass."""
+    job = SimulatedJob(strategy("tp4-dp2", 8), seed=1, steps=2, warmup=1, model="llama-3-8b", layers=2)
+    simulate(job, tmp_path, format="nsys")
+    page = lostflops.why(tmp_path)
+    (finding,) = (f for f in page.findings if f.name == "communication-exposed")
+    assert any("tensor parallelism" in fact for fact in finding.evidence)
+    assert "no_sync" not in finding.next
