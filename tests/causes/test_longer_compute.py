@@ -124,7 +124,7 @@ def test_a_slow_gpu_of_amd_is_asked_with_the_commands_of_amd(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("dense", "slow"),
-    [((100, 130), True), ((100, 100), False), ((60, 78), True), ((40, 52), False), ((100, 115), False)],
+    [((100, 130), True), ((100, 100), False), ((80, 104), True), ((60, 78), False), ((100, 115), False)],
 )
 def test_dense_layers_that_are_a_third_of_the_time_tell_a_slow_gpu_from_more_tokens(
     dense: tuple[int, int], slow: bool

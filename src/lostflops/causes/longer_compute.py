@@ -24,7 +24,8 @@ RESIZED = 0.1  # of a rank's kernels, that the others run as often on smaller gr
 MUCH = 0.1  # by how much a rank may launch more than another that does as much
 MOST = 0.5  # of what a rank computes (longer), that is in kernels of experts, or in others
 ATTENTION = "attention"
-ENOUGH = 0.25  # of what the others compute, beside attention or experts, that tells a device's pace
+ENOUGH = 0.25  # of what the others compute, beside attention, that tells a device's pace
+DENSE = 1 / 3  # of the others' kernels of a family, whose grids tell how much they do, that tells it as well
 LATER = 1.2  # times the first rank's attention: that of the last rank of a ring, where attention is causal
 DOCUMENTS = "longer documents packed into its batches"
 ADVICE = (
@@ -263,7 +264,7 @@ def _all_slower(same: pl.DataFrame) -> bool:
         pl.col("time").filter(fixed).sum().alias("fixed_time"),
         pl.col("time").sum().alias("all_time"),
     ).row(0)
-    tells = theirs >= ENOUGH * whole and slow >= SAME_WORK * theirs
+    tells = theirs >= DENSE * whole and slow >= SAME_WORK * theirs
     as_slow = tells and all_time * theirs <= (1 + ALIKE / 2) * time * whole
     return bool(slow >= SAME_WORK * whole or as_slow)
 
