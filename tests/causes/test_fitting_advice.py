@@ -9,7 +9,9 @@ import pytest
 
 from by_hand import DATA, EVEN, LAUNCHES, MS, PYTHON, WAITS, Rows, finding, given, page
 from lostflops.causes import findings
+from lostflops.causes.between_ranks.advice import for_one
 from lostflops.causes.copies import join_copies
+from lostflops.causes.page_findings import PageFindings
 
 EMA = "ema.py(44): update"
 
@@ -73,3 +75,23 @@ def test_the_operators_around_calls_that_copy_are_the_copies_too(calls: int, joi
     names = [(0, LAUNCHES, "cudaMemcpyAsync", calls), (0, LAUNCHES, "aten::to", 36)]
     found = page(copies, launches, names=names, join=join_copies)
     assert ("launch-bound" not in [f.name for f in found]) is joins
+
+
+def asked_for(key: str, otherwise: str) -> str:
+    return key
+
+
+@pytest.mark.parametrize(("calls", "in_pairs", "asked"), [(9, 5, "uneven-stages"), (6, 5, "uneven-work")])
+def test_a_rank_of_a_pipeline_that_runs_more_kernels_has_more_layers(
+    calls: int, in_pairs: int, asked: str
+) -> None:
+    """Nothing tells here which ranks are which stage, as where microbatches go both ways."""
+    work = [
+        (rank, "gemm", "a|[8]", calls if rank == 1 else 6, 150 if rank == 1 else 100) for rank in range(3)
+    ]
+    waits = pl.DataFrame({"rank": [0, 1, 2], "in_pairs": 3 * [in_pairs]})
+    flops = {0: 1.0, 1: 1.5, 2: 1.0}
+    rows = [(rank, 0, "compute", 150 if rank == 1 else 100) for rank in range(3)]
+    told = replace(given(rows, work, communication_wait=waits), flops=flops, advice=asked_for)
+    advice = for_one(PageFindings(told), 1, "compute")
+    assert advice.text == asked and advice.evened == (asked == "uneven-work")

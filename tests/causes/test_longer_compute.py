@@ -99,3 +99,41 @@ def test_a_larger_batch_beside_large_weights_is_more_work_and_no_slow_cpu() -> N
     assert told == (more, False)
     alike = slower_compute(1, replace(job, flops={0: 1e6, 1: 1e6, 2: 1e6}))
     assert alike == ("it takes longer for inputs that are no larger than theirs", True)
+
+
+def test_more_work_in_kernels_of_experts_is_more_tokens_and_no_longer_sequences() -> None:
+    job = given(150, 100)
+    told = slower_compute(1, replace(job, flops=dict.fromkeys(job.steps, 1e6) | {1: 1.5e6}))
+    assert told is not None and told[0].endswith("it has more work, such as more tokens for its experts")
+
+
+@pytest.mark.parametrize(("takes", "times"), [(107, "1.07"), (118, "1.18"), (130, "1.3"), (236, "2.4")])
+def test_what_is_hardly_longer_is_not_rounded_to_a_tenth(takes: int, times: str) -> None:
+    told = slower_compute(1, given(takes, takes))
+    assert told == (f"its gemm kernels take {times} times as long as the same kernels there", True)
+
+
+def test_a_slow_gpu_of_amd_is_asked_with_the_commands_of_amd(tmp_path: Path) -> None:
+    tables = Job().run([[Work(), Work(), Work(computes=60)]] * 4)
+    for row in tables["ranks"]:
+        row["gpu"] = "AMD Instinct MI300X"
+    (first, *_) = lostflops.why(made(tmp_path, tables)).findings
+    assert first.rank == 2 and "`amd-smi metric --clock --power --temperature`" in first.next
+    assert "nvidia" not in str(lostflops.why(made(tmp_path, tables)).findings)
+
+
+@pytest.mark.parametrize(
+    ("dense", "slow"),
+    [((100, 130), True), ((100, 100), False), ((80, 104), True), ((60, 78), False), ((100, 115), False)],
+)
+def test_dense_layers_that_are_a_third_of_the_time_tell_a_slow_gpu_from_more_tokens(
+    dense: tuple[int, int], slow: bool
+) -> None:
+    """Kernels of experts take 195 instead of 150: of more tokens, or of a GPU that is slow for all."""
+    rows = [
+        {"rank": rank, "family": "gemm", "kernel": kernel, "calls": 4, "time": times[rank == 1]}
+        for rank in range(3)
+        for kernel, times in ((GROUPED, (150, 195)), ("mm|[8]", dense))
+    ]
+    told = slower_compute(1, replace(given(100, 100), work=pl.DataFrame(rows, schema=WORK)))
+    assert told is not None and told[1] is slow

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import lostflops
+from by_hand import MS, given
+from lostflops.causes.page_findings import PageFindings
+from lostflops.causes.stages import join_stages
+from lostflops.lab.simulate.faults import with_fault
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
@@ -43,3 +49,28 @@ def test_files_that_were_cut_make_one_bubble_and_no_idle_gpu(tmp_path: Path, tex
     assert first.name == "pipeline-bubble" and "28." in first.claim  # as of the whole recording
     assert [f.name for f in others] == ["few-whole-steps"]
     assert any("the recording ends in" in note for note in page.notes)
+
+
+def test_a_slow_stage_is_told_where_no_message_says_whom_it_goes_to(tmp_path: Path) -> None:
+    """Nsight Systems names no peers; what each stage computes is known all the same."""
+    planted = with_fault(
+        SimulatedJob(strategy("pp4-m8", 4), seed=1, steps=2, warmup=1, layers=4), "stage-imbalance"
+    )
+    simulate(planted.job, tmp_path / "job", fault=planted, format="nsys")
+    first = lostflops.why(tmp_path / "job").findings[0]
+    (stage,) = planted.culprit.ranks
+    assert (first.name, first.rank) == ("pipeline-bubble", stage)
+    assert f"Rank {stage} is the slowest pipeline stage: it computes " in first.claim
+    assert "Move layers off that stage" in first.next
+    assert not any("not recorded" in told for told in first.evidence)
+    assert any("does not say which rank a message goes to" in told for told in first.evidence)
+
+
+@pytest.mark.parametrize(("schedule", "told"), [("unknown", True), ("1f1b", False), ("", False)])
+def test_passes_in_no_known_order_may_be_of_a_better_schedule_already(schedule: str, told: bool) -> None:
+    rows = [(rank, 0, account, 20 * MS) for rank in range(2) for account in ("compute", "communication.wait")]
+    waits = pl.DataFrame({"rank": [0, 1], "in_pairs": 2 * [20 * MS], "per_step": 2 * [20 * MS]})
+    page = PageFindings(replace(given(rows, communication_wait=waits), schedule=schedule))
+    assert join_stages(page, 20 * MS, 0, None, 0, alone=True) == 20 * MS
+    (found,) = page.all()
+    assert any("such as ZB-V or DualPipe" in fact for fact in found.evidence) == told

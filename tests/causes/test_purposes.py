@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,12 @@ import polars as pl
 import pytest
 
 import lostflops
+from lostflops.causes import Given, with_busy_links
 from lostflops.causes.purposes import Exposed
-from lostflops.finding import Finding
+from lostflops.finding import Finding, PredictedGain
+from lostflops.lab.simulate.job import SimulatedJob
+from lostflops.lab.simulate.strategy import strategy
+from lostflops.lab.simulate.writing import simulate
 from made_runs import made
 
 STEPS, LONG = 4, 1000
@@ -114,6 +119,16 @@ def test_accumulating_is_not_advised_where_only_the_last_micro_batch_sends(tmp_p
     assert "no_sync" in exposed(tmp_path / "off", "all-reduce", passes=4, early=True).next
 
 
+def test_when_gradients_are_sent_is_told_by_the_host_that_runs_ahead_of_the_device(tmp_path: Path) -> None:
+    """All passes are begun before the device comes to what the first of them has sent."""
+    tables = job("all-reduce", passes=4)
+    for row in tables["kernels"][1::2]:
+        row |= {"launch_start": row["start"] - 440, "launch_end": row["start"] - 439}
+    page = lostflops.why(made(tmp_path, tables))
+    (finding,) = (f for f in page.findings if f.name == "communication-exposed")
+    assert "no_sync" in finding.next
+
+
 def test_each_purpose_counts_the_time_in_which_nothing_hides_it(tmp_path: Path) -> None:
     tables = job("all-reduce")
     tables["collectives"].append(
@@ -173,3 +188,119 @@ def test_small_operations_are_told_to_be_joined_where_they_can_be(
     advice = " ".join([found.next, *found.remedies])
     assert ("bucket" in advice) == (named == "collectives-small")
     assert any("20 small all-reduce" in line for line in (found.claim, *found.evidence))
+
+
+def of_both(folder: Path, tables: dict[str, Any]) -> Finding:
+    """The same on two ranks."""
+    both = {name: [{**row, "rank": rank} for row in rows for rank in (0, 1)] for name, rows in tables.items()}
+    page = lostflops.why(made(folder, both))
+    (finding,) = (f for f in page.findings if f.name == "communication-exposed")
+    return finding
+
+
+def test_gradients_that_are_reduced_too_slowly_are_not_hidden_by_fetching_weights_earlier(
+    tmp_path: Path,
+) -> None:
+    told = exposed(tmp_path / "reduced", "reduce-scatter")
+    assert "prefetch" not in told.next.lower() and "set_requires_gradient_sync" in told.next
+    assert not {"fsdp-prefetch", "fsdp-reshard", "zero-stage"} & set(told.remedies or ())
+    assert "prefetch" in exposed(tmp_path / "gathered", "all-gather").next.lower()
+
+
+def test_gradients_of_16_bits_are_not_told_to_be_sent_so(tmp_path: Path) -> None:
+    wide = exposed(tmp_path / "wide", "all-reduce", dtype="Float")
+    narrow = exposed(tmp_path / "narrow", "all-reduce", dtype="BFloat16")
+    assert "reduce in bf16 (`bf16_compress_hook`)" in wide.next and "bf16-gradients" in (wide.remedies or ())
+    assert "bf16" not in narrow.next and "bf16-gradients" not in (narrow.remedies or ())
+    assert "another `bucket_cap_mb`" in narrow.next and "<" not in wide.next + narrow.next
+
+
+def test_operations_at_one_time_are_said_to_add_up_to_more_than_what_is_exposed(tmp_path: Path) -> None:
+    tables = job("all-gather")
+    for name in ("kernels", "collectives"):
+        for row in [row for row in tables[name] if row["end"] - row["start"] == 400]:
+            # Half of the gather runs beside a reduce-scatter.
+            beside = {**row, "end": row["start"] + 200, "stream": 11, "correlation": row["correlation"] + 1}
+            tables[name].append(beside | ({"kind": "reduce-scatter"} if name == "collectives" else {}))
+    found = of_both(tmp_path, tables)
+    assert found.cost_per_step == 400 and found.contributed == 600
+    assert "these add up to 200 ns more, as some run at the same time" in found.evidence
+
+
+def test_gradients_in_one_bucket_are_told_to_begin_when_the_last_of_them_is_there(tmp_path: Path) -> None:
+    begins = "one all-reduce of 4.1 kB per step has all gradients, and begins when the last of them is there"
+    tables = job("all-reduce")
+    assert any(begins in told for told in of_both(tmp_path / "one", tables).evidence)
+    for name in ("kernels", "collectives"):
+        for row in [row for row in tables[name] if row["end"] - row["start"] == 400]:
+            second = {**row, "start": row["start"] + 200, "correlation": row["correlation"] + 1}
+            tables[name].append(second | ({"arrival": second["start"]} if name == "collectives" else {}))
+            row["end"] -= 200
+    assert not any("has all gradients" in told for told in of_both(tmp_path / "two", tables).evidence)
+
+
+@pytest.mark.parametrize(("gained", "prefetches"), [(300, True), (20, False)])
+def test_prefetching_is_advised_where_a_replay_gains_by_it(gained: int, prefetches: bool) -> None:
+    told = Given(
+        {},
+        pl.DataFrame(schema={"rank": pl.Int32}),
+        purposes={"shards": 900},
+        operations={"all-gather|8": 700, "reduce-scatter|8": 200},
+        advice=lambda key, _: key,
+    )
+    gain = PredictedGain(gained, gained - 10, gained + 10)
+    found = Finding(
+        "communication-exposed", "c", "at most", (), "prefetch", cost_per_step=900, predicted=gain
+    )
+    assert (with_busy_links(found, told).next == "prefetch") == prefetches
+    assert with_busy_links(replace(found, name="slow-link"), told).next == "prefetch"
+
+
+def test_what_passes_a_slow_link_and_has_nothing_to_be_compared_with_may_be_slow_for_it(
+    tmp_path: Path,
+) -> None:
+    """Tokens go round half of the ranks, where others do the same; gradients round all of them."""
+    job = SimulatedJob(strategy("ep4", 8), steps=2, warmup=1, model="qwen3-30b-a3b", layers=2)
+    simulate(replace(job, slow_links={0: 13.0}), tmp_path)
+    page = lostflops.why(tmp_path)
+    named = {f.name: f for f in page.findings}
+    assert "among ranks 0, 1, 2, 3" in named["slow-link"].claim
+    assert (
+        "Most of it, all-reduces, passes ranks 0 to 3 too, and no other ranks do the same to compare it "
+        "with: the slow links may be why it takes so long." in named["communication-exposed"].doubt
+    )
+
+
+def test_an_all_gather_is_named_by_what_it_brings_together_and_its_bandwidth_is_told(tmp_path: Path) -> None:
+    """Each of two ranks gives 2 MB, and both have 4 MB in 400 ns."""
+    found = of_both(tmp_path, job("all-gather", bytes_in=2_000_000, bytes_out=None))
+    assert found.contributors == ("all-gather of 4 MB 400 ns",)
+    assert "all-gathers among 2 ranks reach 5,000 GB/s of bus bandwidth" in found.evidence
+
+
+@pytest.mark.parametrize(("at", "told"), [(600, True), (100, False)])
+def test_reductions_in_the_first_part_of_a_step_may_be_of_layers_where_no_passes_are_known(
+    tmp_path: Path, at: int, told: bool
+) -> None:
+    tables = job("all-reduce")
+    for name in ("kernels", "collectives"):
+        for row in [row for row in tables[name] if row["end"] - row["start"] == 400]:
+            start = row["start"] - 600 + at
+            row |= {"start": start, "end": start + 400} | ({"arrival": start} if "arrival" in row else {})
+    for row in tables["kernels"]:
+        row["phase"] = None
+        if row["family"] == "gemm" and at < 600:
+            row |= {"start": row["start"] + 400, "end": row["end"] + 400}
+    page = lostflops.why(made(tmp_path, tables))
+    (finding,) = (f for f in page.findings if f.name == "communication-exposed")
+    assert any("all-reduces of gradients" in fact for fact in finding.evidence) == told
+
+
+def test_tensor_parallelism_is_told_where_no_group_is_described(tmp_path: Path) -> None:
+    """Nsight Systems names no groups, and no operator is around what a layer reduces in its forward pass."""
+    job = SimulatedJob(strategy("tp4-dp2", 8), seed=1, steps=2, warmup=1, model="llama-3-8b", layers=2)
+    simulate(job, tmp_path, format="nsys")
+    page = lostflops.why(tmp_path)
+    (finding,) = (f for f in page.findings if f.name == "communication-exposed")
+    assert any("tensor parallelism" in fact for fact in finding.evidence)
+    assert "no_sync" not in finding.next

@@ -16,6 +16,7 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds
 
+from .between_ranks.exposed import with_busy_links
 from .between_steps.slower_steps import join_paces
 from .copies import join_copies
 from .declared import MADE, OF_DEVICES, Made, Recommended, asking_for, edits, remedies, shortened_by, verdicts
@@ -23,7 +24,7 @@ from .gains import predicted
 from .given import READS, Given, gather
 from .host import join_host
 from .idle.occurrence import on_some_ranks, told_once
-from .names import BUBBLE
+from .names import BUBBLE, for_makers
 from .page_findings import PageFindings
 from .purposes import STAGES, main_purpose
 from .waiting import ARRIVES, EXPOSED, SLOW_LINK, asks_for, join_waiting
@@ -42,6 +43,7 @@ __all__ = [
     "remedies",
     "shortened_by",
     "verdicts",
+    "with_busy_links",
 ]
 
 # Of the recording rather than of the job: they come after all causes.
@@ -81,6 +83,7 @@ def findings(given: Given) -> tuple[Finding, ...]:
         _asked(_within(on_some_ranks(_advised(told_once(f, given), given), given), whole), given, asked)
         for f in page.all()
     ]
+    told = [replace(f, next=for_makers(given.gpus.values(), f.next)) for f in told]
     faults = [f for f in told if _is_fault(f) and page.reaches(f.size, FAULT_FROM)]
     least = {f.name: min((e.size for e in faults if _may_cause(e, f, given)), default=None) for f in told}
     return tuple(sorted(told, key=lambda f: _place(f, least[f.name])))

@@ -88,6 +88,17 @@ CASES: Mapping[str, Recommended] = {
                 ("fsdp-prefetch", "fsdp-reshard", "overlap-communication", "gradient-accumulation"),
                 ("hierarchical-partitioning", "zero-stage"),
             ),
+            # Of shards, where it is gradients that wait, or prefetching gains nothing: the links are busy.
+            (
+                "reduced",
+                ("gradient-accumulation",),
+                ("hierarchical-partitioning", "bf16-gradients"),
+            ),
+            (
+                "gathered",
+                ("fsdp-reshard", "gradient-accumulation"),
+                ("hierarchical-partitioning", "zero-stage"),
+            ),
             ("tensor", ("tensor-overlap", "tensor-inside-node"), ()),
             ("experts", ("expert-overlap",), ()),
             ("exchange", ("earlier-exchange",), ()),

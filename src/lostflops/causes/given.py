@@ -354,7 +354,7 @@ def gather(
         else 0,
         clocks_apart=_clocks_apart(trace) if many else 0,
         with_frames=frozenset(folded("with_frames", RANKS, with_frames)["rank"]) if many else frozenset(),
-        gpus=_gpus(trace) if many else {},
+        gpus=_gpus(trace),
         schedule="".join(folded("schedule", SCHEDULE, lambda: _schedule(session))["schedule"])
         if many
         else "",
@@ -455,8 +455,12 @@ def _schedule(session: Session) -> pl.DataFrame:
     if passes is None or passes.is_empty():
         return SCHEDULE.to_frame()
     named, untold = passes["schedule"].first(), passes["untold"].first()
+    if (
+        untold is not None
+    ):  # stages seem to go through unlike numbers of passes: then their order tells nothing
+        return SCHEDULE.to_frame()
     # Of passes in no known order, those for the weights alone tell, where all stages go through as many.
-    apart = untold is None and bool(passes["kind"].eq("W").any())
+    apart = bool(passes["kind"].eq("W").any())
     return pl.DataFrame({"schedule": [ZERO_BUBBLE if apart else str(named)]}, schema=SCHEDULE)
 
 

@@ -83,13 +83,10 @@ def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
     # by how much the last comes after the next to last adds up to more than the ranks' steps can shorten.
     others = [waiting for rank, (_, waiting) in _spent(given).items() if rank != worst["rank"]]
     explains = max(worst["per_step"] or 0, given.waited_for(worst["rank"]))
-    if has_stages(given):  # they wait for the schedule, too, and for no pause longer than it lasts
-        explains = min(explains, excess.ns * (ranks - 1) // ranks)
-        waited = min(waited, excess.ns)
     most = max(waited, explains * ranks // (ranks - 1))
-    saved = min([lead, *others])
-    if has_stages(given) and 2 * saved < most:  # the next to last is late for it, too: lateness is passed on
-        saved = min([most, excess.ns, *others])
+    saved, passed_on = min([lead, *others]), min(most, excess.ns)
+    if has_stages(given) and 2 * saved < passed_on:  # the next to last is late for it, too
+        saved = min([passed_on, *others])
     # Who never waits is no sooner done because another comes earlier, whatever it transfers.
     idly = given.by_rank(*(account for account in MAY_WAIT if account != TRANSFER))
     least = min(idly.get(rank, 0) for rank in given.meet(worst["rank"]) if rank != worst["rank"])
@@ -189,11 +186,15 @@ def stages(given: Given) -> Mapping[int, tuple[int, ...]]:
 
 
 def _late(given: Given, row: Mapping[str, Any], ns: int, waited: int, excess: Excess, explains: int) -> Late:
-    if beyond := _longer_steps(given, row["rank"]):
-        ranks = len(given.steps)
-        if waited > (most := max(0, excess.ns - beyond)):
-            waited, explains, ns = most, min(explains, most * (ranks - 1) // ranks), min(ns, most)
-        ns += beyond // ranks
+    """The rank as late by `ns`, for which the others wait `waited`: no longer than its lateness lasts.
+
+    Stages wait for the schedule, too; and nobody waits for what makes a rank's own steps longer.
+    """
+    ranks, beyond = len(given.steps), _longer_steps(given, row["rank"])
+    most = max(0, excess.ns - beyond)
+    if waited > most and (beyond or has_stages(given)):
+        waited, explains, ns = most, min(explains, most * (ranks - 1) // ranks), min(ns, most)
+    ns += beyond // ranks
     return Late(
         rank=row["rank"],
         ns=ns,

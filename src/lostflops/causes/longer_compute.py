@@ -18,14 +18,14 @@ ALIKE = 0.1  # kernels of two ranks take as long as each other within this share
 SAME_WORK = 0.8  # of a rank's kernel time in kernels that the others run as often
 # Kernels whose grid does not tell how much they are given.
 GROUPED = r"(?i)group(?:ed)?_?(?:gemm|problem|mm)|ptr_?array|\bmoe|_moe"
+FINELY = 1.2  # times as long, below which a tenth is too coarse a step
 SHAPE = r"\[\d[\d, ]*\]"  # of one tensor, in the text of all of an operator's
 RESIZED = 0.1  # of a rank's kernels, that the others run as often on smaller grids
 MUCH = 0.1  # by how much a rank may launch more than another that does as much
 MOST = 0.5  # of what a rank computes (longer), that is in kernels of experts, or in others
-ATTENTION, ENOUGH = (
-    "attention",
-    0.25,
-)  # of what the others compute, beside attention, that tells a device's pace
+ATTENTION = "attention"
+ENOUGH = 0.25  # of what the others compute, beside attention, that tells a device's pace
+DENSE = 1 / 3  # of the others' kernels of a family, whose grids tell how much they do, that tells it as well
 LATER = 1.2  # times the first rank's attention: that of the last rank of a ring, where attention is causal
 DOCUMENTS = "longer documents packed into its batches"
 ADVICE = (
@@ -108,25 +108,28 @@ def slower_compute(rank: int, given: Given) -> tuple[str, bool] | None:
         # Without shapes, operators of one name may be of any size.
         sized = not given.on_host or most["sized"]
         those = f"the same {kind} there" if sized else f"{kind} of the same names there"
-        said = f"its {most['family']} {kind} take {most['ratio']:.2g} times as long as {those}"
+        said = f"its {most['family']} {kind} take {_times(most['ratio'])} times as long as {those}"
         if more := _asks_for_more(rank, given):
-            return f"{said}, {more}: it has more work, such as {_such(given)}", False
+            return f"{said}, {more}: it has more work, such as {_such(rank, given)}", False
         if not given.on_host and most["family"] == ATTENTION and _others_keep_pace(families):
             return f"{said}, and all others as long as theirs: it has more work, such as {DOCUMENTS}", False
         return said, _all_slower(same.filter(pl.col("family").eq_missing(most["family"])))
     if calls > (1 + ALIKE) * theirs:
-        return f"it runs {calls / theirs:.2g} times as many {kind} per step", False
+        return f"it runs {_times(calls / theirs)} times as many {kind} per step", False
     inputs = _inputs(work) if given.on_host else {}
     beside = median([n / steps[r] for r, n in inputs.items() if r != rank] or [0])
     if rank in inputs and beside:
         ratio = inputs[rank] / steps[rank] / beside
         if ratio > 1 + ALIKE:
-            larger = f"the inputs of its operators are {ratio:.2g} times as large as theirs"
-            return f"{larger}: it has more work, such as {_such(given)}", False
+            larger = f"the inputs of its operators are {_times(ratio)} times as large as theirs"
+            return f"{larger}: it has more work, such as {_such(rank, given)}", False
         if more := _flops_more(rank, given):  # weights that all ranks have make the inputs of products alike
-            return f"{more.removeprefix('and ')}: it has more work, such as {_such(given)}", False
+            return f"{more.removeprefix('and ')}: it has more work, such as {_such(rank, given)}", False
         return "it takes longer for inputs that are no larger than theirs", True
-    return f"it runs other or larger {kind} than they do: it has more work, such as {_such(given)}", False
+    return (
+        f"it runs other or larger {kind} than they do: it has more work, such as {_such(rank, given)}",
+        False,
+    )
 
 
 def later_part(rank: int, given: Given) -> str:
@@ -180,9 +183,16 @@ def _others_keep_pace(families: pl.DataFrame) -> bool:
     return theirs >= ENOUGH * whole and time <= (1 + ALIKE / 2) * theirs
 
 
-def _such(given: Given) -> str:
+def _such(rank: int, given: Given) -> str:
     """What may be more on one rank than on the others."""
+    if of_experts(rank, given):
+        return "more tokens for its experts"
     return "more layers, the embedding or the LM head" if has_stages(given) else "longer sequences"
+
+
+def _times(ratio: float) -> str:
+    """How many times as long: what is hardly longer with one digit more, as 1.05 is not 1.1."""
+    return f"{ratio:.3g}" if ratio < FINELY else f"{ratio:.2g}"
 
 
 def other_gpu(rank: int, given: Given) -> tuple[str, str] | None:
@@ -199,7 +209,7 @@ def _flops_more(rank: int, given: Given) -> str:
     if rank in given.flops and rank in given.steps and beside and (usual := median(beside)):
         ratio = given.flops[rank] / given.steps[rank] / usual
         if ratio > 1 + ALIKE:
-            return f"and its operators ask for {ratio:.2g} times as many FLOPs"
+            return f"and its operators ask for {_times(ratio)} times as many FLOPs"
     return ""
 
 
@@ -254,7 +264,7 @@ def _all_slower(same: pl.DataFrame) -> bool:
         pl.col("time").filter(fixed).sum().alias("fixed_time"),
         pl.col("time").sum().alias("all_time"),
     ).row(0)
-    tells = theirs >= MOST * whole and slow >= SAME_WORK * theirs
+    tells = theirs >= DENSE * whole and slow >= SAME_WORK * theirs
     as_slow = tells and all_time * theirs <= (1 + ALIKE / 2) * time * whole
     return bool(slow >= SAME_WORK * whole or as_slow)
 

@@ -16,6 +16,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.intervals.matching import PAIR, SYNCHRONISING
 from lostflops.recipes.accounting import WAIT
+from lostflops.recipes.communication.bandwidth import counted_bytes
 from lostflops.store.trace import ONE_PER_DEVICE, Trace
 
 GRADIENTS, SHARDS, TENSOR, STAGES = "gradients", "shards", "tensor", "stages"
@@ -61,6 +62,7 @@ BY_KIND_ALONE = (STAGES, BARRIERS, BROADCASTS)
 # statistics and flags that a forward pass reduces are small.
 IN_FORWARD = 0.1
 LATEST = 2**62
+FORWARD = 0.25  # of a step: less than its forward pass, after which gradients are sent
 ABSENT = "of its group are not here"  # what the reason of an operation whose members lack ends with
 SIZED = "|"  # between an operation's kind and its bytes
 MOST_OPERATIONS = 8
@@ -165,9 +167,13 @@ class Exposed:
 
 
 def _operations(rows: pl.DataFrame) -> pl.Series:
-    """The kind and the bytes of each operation, where those like it are among the longest."""
-    size = pl.col("bytes_in").cast(pl.Int64).fill_null(0)
-    named = pl.concat_str(pl.col("kind").cast(pl.String).fill_null(OTHER), size, separator=SIZED)
+    """The kind and the bytes of each operation, where those like it are among the longest.
+
+    Bytes are those that the recipe `communication_summary` counts: of an all-gather what it brings together.
+    """
+    kind = pl.col("kind").cast(pl.String)
+    size = counted_bytes(kind, pl.col("group_size").cast(pl.Int64)).cast(pl.Int64).fill_null(0)
+    named = pl.concat_str(kind.fill_null(OTHER), size, separator=SIZED)
     told = rows.select(named.alias("name"), time=pl.col("end") - pl.col("start"))
     sums = told.group_by("name").agg(pl.col("time").sum())
     longest = sums.sort("time", "name", descending=[True, False])["name"].head(MOST_OPERATIONS)
@@ -194,6 +200,9 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     forward = pl.col("size").filter(pl.col("reduces") & pl.col("forward"))
     share = (forward.sum() / moved.sum()).over("rank", "group").fill_nan(0).fill_null(0)
     tensor = pl.col("reduces") & (share >= IN_FORWARD)
+    # Without passes, what begins in a step's first part may be of layers; what comes later is of gradients.
+    early = pl.col("group").is_in(_early(trace, rows)) if not _tells_passes(trace) else pl.lit(False)
+    untold = pl.col("reduces") & early & pl.col("said").is_null()
     moves = pl.col("kind").is_in(BY_KIND_ALONE)
     of_layers = pl.col("said").is_in([TENSOR, CONTEXT])
     ring = _in_rings(rows) | pl.lit(_multiplies_first(trace, rows)) | of_layers
@@ -205,9 +214,43 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
         # Heads for tokens, as in sequence parallelism: no matrix product hides half of it.
         .when((pl.col("kind") == EXCHANGE) & of_layers).then("kind")
         .when(tensor & pl.col("said").is_null()).then(pl.lit(TENSOR))
+        .when(untold).then(None)
         .otherwise(pl.coalesce("said", "kind"))
         .alias("purpose")
     ).to_series()  # fmt: skip
+
+
+def _tells_passes(trace: Trace) -> bool:
+    """Whether anything recorded is known to be of the backward pass."""
+    back = pl.col("phase").cast(pl.String) == "backward"
+    return any(
+        table.select(back.any()).collect().item()
+        for name in ("kernels", "operators")
+        if (table := trace.table(name)) is not None
+    )
+
+
+def _early(trace: Trace, rows: pl.DataFrame) -> list[str]:
+    """The groups that reduce in the first part of a usual step already."""
+    steps = trace.table("steps")
+    if steps is None:
+        return []
+    place = steps.select("rank", "step", from_="start", to="end").sort("rank", "from_").collect()
+    reduces = pl.col("kind").cast(pl.String) == "all-reduce"
+    return (
+        rows.filter(reduces)
+        .select("rank", "arrival", pl.col("group").cast(pl.String))
+        .sort("rank", "arrival")
+        .join_asof(place, left_on="arrival", right_on="from_", by="rank", check_sortedness=False)
+        .filter(pl.col("arrival") < pl.col("to"))
+        .group_by("group", "rank", "step")
+        .agg(first=((pl.col("arrival") - pl.col("from_")) / (pl.col("to") - pl.col("from_"))).min())
+        .group_by("group")
+        .agg(pl.col("first").median())
+        .filter(pl.col("first") < FORWARD)["group"]
+        .drop_nulls()
+        .to_list()
+    )
 
 
 def _in_rings(rows: pl.DataFrame) -> pl.Expr:
@@ -304,6 +347,7 @@ def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     kernels, steps, operators = (trace.table(t) for t in ("kernels", "steps", "operators"))
     # The device gets to the forward pass when the host may be in the backward pass already.
     asked = rows.select("rank", "correlation", asked="arrival")
+    phase = pl.Series([None] * rows.height, dtype=pl.String)
     if kernels is not None:
         launched = (
             kernels.filter(pl.col("family").cast(pl.String) == "communication")
@@ -313,13 +357,14 @@ def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
             .collect()
         )
         told = asked.join(launched, on=["rank", "correlation"], how="left", maintain_order="left")
-        if told["phase"].null_count() < told.height:
-            return (told["phase"] == "forward").fill_null(False)
+        phase = told["phase"]
+        if not phase.null_count():
+            return phase == "forward"
         # What was launched before the recording says nothing of the pass that it is of.
         asked = told.with_columns(asked=pl.coalesce("launch_start", pl.lit(LATEST)))
-    nowhere = pl.Series([False] * rows.height)
+    known = (phase == "forward").fill_null(False)
     if operators is None or steps is None:
-        return nowhere
+        return known
     begun = pl.coalesce("host_start", "start")
     backward = (
         operators.filter(pl.col("phase").cast(pl.String) == "backward")
@@ -345,7 +390,8 @@ def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
         .join(first, on=["rank", "step"], how="left")
         .sort("_row")
     )
-    return at.select((pl.col("start") < pl.col("backward")).fill_null(False)).to_series()
+    before = at.select((pl.col("start") < pl.col("backward")).fill_null(False)).to_series()
+    return known | (phase.is_null() & before)
 
 
 def surely_waited(matches: pl.DataFrame, runs: pl.DataFrame, counted: pl.DataFrame) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -28,6 +28,11 @@ SCHEDULED = {
     INTERLEAVED: ("interleaved-stages", "the stages' chunks are interleaved already"),
     ZERO_BUBBLE: ("zero-bubble-stages", "the schedule is a zero-bubble one already"),
 }
+UNKNOWN = "unknown"  # what the recipe `pipeline_passes` calls an order that is of none it knows
+UNTOLD_SCHEDULE = (
+    "their passes are in no order of GPipe, 1F1B, interleaved 1F1B or ZB-H1: another schedule, such as ZB-V "
+    "or DualPipe, may be in use already"
+)
 UNSPLIT = "communication.exposed"  # of which nobody knows how much is waiting
 ALIKE_WAITS = 0.25  # of the longest: stages that lose the same to the schedule
 
@@ -91,34 +96,44 @@ def join_stages(
     bound, remedy = ns, ACCOUNTS["idle.pipeline_bubble"].remedy
     if slow is None and given.schedule in SCHEDULED:
         evidence.append(SCHEDULED[given.schedule][1])
-    if slow is not None:
-        claim = f"{slow.says()} Stages wait {page.share(cost)} for each other."
-        first, *more = slow.ranks
-        why, even = slower_compute(first, given), replayed_even(given)
-        facts = [f"rank {first}: {why[0]}" if more else why[0]] if why else []
-        if why and not why[1] and (most := mostly(first, given)):
-            facts.append(most)
-        evidence = [*facts, *([in_words(even)] if even else []), *evidence]
-        bound = max(bound, shared_at_most(given), like_others_at_most(given, *slow.ranks))
-        if why and why[1]:
-            remedy = on_ranks(called(slow.ranks), slow_device(given))
-    page.take(BUBBLE)
-    page.put(
-        Finding(
-            name=BUBBLE,
-            claim=claim,
-            gain="at most",
-            ns_per_step=bound + (on_host.ns_per_step if on_host else 0),
-            cost_per_step=cost,
-            evidence=tuple(evidence),
-            next=remedy,
-            recipe="communication_wait",
-            accounts=("communication.wait", *(on_host.accounts if on_host else ())),
-            rank=None if slow is None else slow.ranks[0],
-            edit="" if slow is None else f"even-ranks:{'+'.join(map(str, slow.ranks))}",
-        )
+    if slow is None and given.schedule == UNKNOWN:
+        evidence.append(UNTOLD_SCHEDULE)
+    found = Finding(
+        name=BUBBLE,
+        claim=claim,
+        gain="at most",
+        ns_per_step=bound,
+        cost_per_step=cost,
+        evidence=tuple(evidence),
+        next=remedy,
+        recipe="communication_wait",
+        accounts=("communication.wait", *(on_host.accounts if on_host else ())),
     )
+    if slow is not None:
+        found = of_slow_stage(
+            replace(found, claim=f"Stages wait {page.share(cost)} for each other."), slow, given
+        )
+    page.take(BUBBLE)
+    page.put(replace(found, ns_per_step=found.ns_per_step + (on_host.ns_per_step if on_host else 0)))
     return ns
+
+
+def of_slow_stage(found: Finding, slow: SlowStage, given: Given) -> Finding:
+    """What stages wait for each other, told of the one that has most to do: why it has, and what mends it."""
+    first, *more = slow.ranks
+    why, even = slower_compute(first, given), replayed_even(given)
+    facts = [f"rank {first}: {why[0]}" if more else why[0]] if why else []
+    if why and not why[1] and (most := mostly(first, given)):
+        facts.append(most)
+    return replace(
+        found,
+        claim=f"{slow.says()} {found.claim}",
+        ns_per_step=max(found.ns_per_step, shared_at_most(given), like_others_at_most(given, *slow.ranks)),
+        evidence=(*facts, *([in_words(even)] if even else []), *found.evidence),
+        next=on_ranks(called(slow.ranks), slow_device(given)) if why and why[1] else found.next,
+        rank=first,
+        edit=f"even-ranks:{'+'.join(map(str, slow.ranks))}",
+    )
 
 
 def _all_wait_alike(table: pl.DataFrame, given: Given) -> bool:

@@ -12,7 +12,7 @@ from lostflops.recipes.communication.split import ALL_HERE
 from lostflops.recipes.transfers import SLOWER
 
 from .between_ranks.advice import Advice, for_one
-from .between_ranks.exposed import EXPOSED, WAITING_TOLD, exposed_communication
+from .between_ranks.exposed import EXPOSED, WAITING_TOLD, exposed_communication, gathers
 from .between_ranks.few_ranks import late_among_few, waited_in_turn
 from .between_ranks.in_turn import (
     EVEN_WORK,
@@ -49,7 +49,7 @@ from .names import BUBBLE, made_of
 from .one_rank.held_up import PAUSES
 from .one_rank.late import Excess, Late, also, says
 from .page_findings import PER_STEP, PageFindings
-from .purposes import STAGES, main_purpose
+from .purposes import SHARDS, STAGES, main_purpose
 from .stages import SCHEDULED, WAITS_FROM, join_stages, slowest_stage
 from .waited_for import dearer, join_waited_for, pauses_elsewhere
 
@@ -396,5 +396,6 @@ def asks_for(finding: Finding, given: Given) -> str:
         scheduled = SCHEDULED.get(given.schedule)
         return scheduled[0] if scheduled else f"{EXPOSED}-{purpose}" if purpose else BUBBLE
     if finding.name == EXPOSED:
-        return f"{EXPOSED}-{purpose}" if purpose else EXPOSED
+        case = "reduced" if purpose == SHARDS and not gathers(given) else purpose
+        return f"{EXPOSED}-{case}" if case else EXPOSED
     return finding.name

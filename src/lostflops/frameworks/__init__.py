@@ -62,6 +62,7 @@ def setting(trace: Trace, kept: Kept = _anew) -> Setting:
     hosts = [name for table in ("frames", "ranges", "operators") for name in named.get(table, ())]
     once = kept("page_sends_once", lambda: pl.DataFrame({"once": [effects.sends_once(trace)]})).item()
     alone = kept("page_loads_alone", lambda: pl.DataFrame({"alone": [effects.loads_alone(trace, named)]}))
+    halves = kept("page_reduces_halves", lambda: pl.DataFrame({"halves": [effects.reduces_halves(trace)]}))
     gpu, versions = _installed(trace)
     found = _found(trace, hosts, versions)
     first, told_by = next(iter(found.items()), (UNKNOWN, ""))
@@ -73,7 +74,7 @@ def setting(trace: Trace, kept: Kept = _anew) -> Setting:
         else "ddp"
         if names.any_has(REPLICATED, hosts)
         else "",
-        on=effects.on(named, hosts, once, alone.item()),
+        on=effects.on(named, hosts, once, alone.item(), halves.item()),
         units=matrix_units(gpu),
         versions=versions,
         told_by=told_by,

@@ -21,10 +21,15 @@ EFFECTS: Mapping[str, tuple[str, str]] = {
 # Calls of a wrapped model, and the share of the bytes of gradients that may be sent before the last of them.
 FORWARD = r"^DistributedDataParallel\.forward$|^FSDP::root_pre_forward|FullyShardedDataParallel\.forward$"
 EARLY = 0.1
+HALVES = r"(?i)^(?:c10::|torch\.|nccl)?(?:bf16|bfloat16|fp16|f16|float16|half)$"
 
 
 def on(
-    named: Mapping[str, Sequence[str]], hosts: Sequence[str], sends_once: bool, loads_alone: bool = False
+    named: Mapping[str, Sequence[str]],
+    hosts: Sequence[str],
+    sends_once: bool,
+    loads_alone: bool = False,
+    in_halves: bool = False,
 ) -> frozenset[str]:
     """The effects that show; `named` are the names in each table, `hosts` those of what ran on the host."""
     found = {effect for effect, (table, mark) in EFFECTS.items() if names.any_has(mark, named.get(table, ()))}
@@ -34,6 +39,8 @@ def on(
         found.add("compiled")
     if sends_once:
         found.add("no_sync")
+    if in_halves:
+        found.add("bf16 gradients")
     if loads_alone:
         found.discard("workers")
     return frozenset(found)
@@ -59,7 +66,7 @@ def loads_alone(trace: Trace, named: Mapping[str, Sequence[str]]) -> bool:
 def sends_once(trace: Trace) -> bool:
     """Whether steps have several micro-batches, of which only the last sends gradients.
 
-    Then no gradient is reduced before the last call of the wrapped model's forward pass.
+    Then none is asked to be reduced before the last call of the wrapped model's forward pass.
     """
     steps, ranges, collectives = (trace.table(t) for t in ("steps", "ranges", "collectives"))
     if steps is None or ranges is None or collectives is None:
@@ -67,14 +74,16 @@ def sends_once(trace: Trace) -> bool:
     named = pl.col("name").cast(pl.String).str.contains(FORWARD)
     passes = ranges.filter(named).select("rank", "start").sort("rank", "start").collect()
     sent = (
-        collectives.filter(pl.col("kind").cast(pl.String).is_in(["all-reduce", "reduce-scatter"]))
-        .select("rank", start="arrival", size=pl.max_horizontal("bytes_in", "bytes_out").fill_null(1))
+        _asked(collectives, trace.table("kernels"))
+        .filter(pl.col("kind").cast(pl.String).is_in(["all-reduce", "reduce-scatter"]))
+        .select("rank", "start", size=pl.max_horizontal("bytes_in", "bytes_out").fill_null(1))
         .sort("rank", "start")
         .collect()
     )
     if passes.is_empty() or sent.is_empty():
         return False
-    place = steps.select("rank", "step", "start").sort("rank", "start").collect()
+    begun = pl.coalesce("host_start", "start")
+    place = steps.select("rank", "step", start=begun).sort("rank", "start").collect()
     of = {
         name: rows.with_columns(at="start").join_asof(
             place, on="start", by="rank", strategy="backward", check_sortedness=False
@@ -88,3 +97,28 @@ def sends_once(trace: Trace) -> bool:
         pl.col("size").filter(pl.col("at") < pl.col("last")).sum(), all=pl.col("size").sum()
     ).row(0)
     return 2 * several.height > last.height and bool(whole) and early < EARLY * whole
+
+
+def reduces_halves(trace: Trace) -> bool:
+    """Whether nearly all that is reduced is of 16 bits already."""
+    collectives = trace.table("collectives")
+    if collectives is None:
+        return False
+    size = pl.max_horizontal("bytes_in", "bytes_out").fill_null(0).cast(pl.Int64)
+    reduced = collectives.filter(pl.col("kind").cast(pl.String).is_in(["all-reduce", "reduce-scatter"]))
+    in_halves = pl.col("dtype").cast(pl.String).str.contains(HALVES).fill_null(False)
+    halves, whole = reduced.select(size.filter(in_halves).sum(), all=size.sum()).collect().row(0)
+    return bool(whole) and halves > (1 - EARLY) * whole
+
+
+def _asked(collectives: pl.LazyFrame, kernels: pl.LazyFrame | None) -> pl.LazyFrame:
+    """Operations, with `start` when the host asked for them: the device may be passes behind."""
+    if kernels is None:
+        return collectives.with_columns(start="arrival")
+    launched = (
+        kernels.drop_nulls(["launch_start", "correlation"])
+        .group_by("rank", "correlation")
+        .agg(_launched=pl.col("launch_start").min())
+    )
+    rows = collectives.join(launched, on=["rank", "correlation"], how="left")
+    return rows.with_columns(start=pl.coalesce("_launched", "arrival"))

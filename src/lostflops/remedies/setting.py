@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -56,6 +57,10 @@ SPELLINGS: Mapping[str, Spelling] = {
 }
 
 
+# A part of a sentence for jobs in which an effect does not show yet: '<unless EFFECT: part>'.
+UNLESS = re.compile(r"<unless ([^:>]+): ([^>]*)>")
+
+
 @dataclass(frozen=True)
 class Setting:
     """How a job trains: by which framework, sharded or not, with what on.
@@ -103,7 +108,7 @@ class Setting:
     def spelled(self, said: str) -> str:
         for name, spelling in SPELLINGS.items():
             said = said.replace(name, spelling.text(self.versions)) if name in said else said
-        return said
+        return UNLESS.sub(lambda part: "" if part[1] in self.on else part[2], said)
 
     def _keys(self) -> Iterator[str]:
         for framework in (self.framework, "pytorch"):

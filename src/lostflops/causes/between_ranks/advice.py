@@ -23,6 +23,7 @@ from lostflops.causes.one_rank.late import Excess
 from lostflops.causes.page_findings import PageFindings
 
 SAVING, LAUNCHING = "idle.checkpoint_logging", "idle.launch_bound"
+OF_STAGES = "uneven-stages"  # what remedies know it by that a stage of a pipeline has more layers
 SLOW_HOST = (
     "Find out why its CPU is slower, for it launches no more than the others: other processes on its cores "
     "(`top`), a core per process (`torchrun --numa-binding=node`), the clock (`cpupower frequency-info`)."
@@ -73,7 +74,11 @@ def for_one(page: PageFindings, rank: int, account: str, excess: Excess | None =
     evened = account == "compute" and not slow and not given.on_host
     if evened and not has_stages(given) and (told := evener(page, rank)):
         return told
-    return Advice(*advised(page, account, slow, logged), evened)
+    text, named = advised(page, account, slow, logged)
+    if evened and has_stages(given) and not launches_as_many(rank, given):
+        # Longer sequences make kernels longer; more of them are those of more layers.
+        return Advice(given.advice(OF_STAGES, text), given.named(OF_STAGES))
+    return Advice(text, named, evened)
 
 
 def evener(page: PageFindings, rank: int) -> Advice | None:

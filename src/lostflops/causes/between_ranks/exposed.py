@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+import polars as pl
+
 from lostflops.accounts import ACCOUNTS
-from lostflops.causes.given import exposed_for, exposed_operations
-from lostflops.causes.names import BUBBLE, made_of
+from lostflops.causes.given import Given, exposed_for, exposed_operations
+from lostflops.causes.names import BUBBLE, bytes_of, called, listed, made_of
 from lostflops.causes.page_findings import PageFindings, joining
-from lostflops.causes.purposes import CONTEXT, EXPERTS, STAGES, TENSOR, main_purpose
+from lostflops.causes.purposes import (
+    CONTEXT,
+    EXPERTS,
+    GRADIENTS,
+    LARGE,
+    SHARDS,
+    SIZED,
+    STAGES,
+    TENSOR,
+    main_purpose,
+)
+from lostflops.causes.stages import of_slow_stage, slowest_stage
 from lostflops.finding import Finding, milliseconds
+from lostflops.intervals.matching import CONTRADICT
+from lostflops.recipes.transfers import SLOWER
 
 EXPOSED = "communication-exposed"
 NOT_HERE = (
@@ -22,6 +38,17 @@ NETWORK = (SMALL, "communication-slower-than-measured")
 NEVER_JOINED = (TENSOR, CONTEXT, EXPERTS, STAGES)
 MOSTLY_ONE, LED = 0.8, 0.05  # of what ranks wait, hidden or not, that is one's; of the step: its lead
 WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
+GATHERED_FROM = 0.2  # of the exposed communication of shards, from which on gathering them earlier helps
+GAINS_NOTHING = 0.1  # of what is exposed, that a replay with overlap gains at most where links are busy
+WHOLE = 100  # GB/s, from which on a rate has no digits behind the point
+AT_ONCE = 0.9  # of the bytes of gradients, that one operation of a step has
+SLOW_LINK = "slow-link"
+# Why the two ends of a message are not known as such although both were recorded, in words.
+UNTOLD = {
+    "its peer is unknown": "the recording does not say which rank a message goes to",
+    CONTRADICT: "the ranks' times contradict each other, so that sends and receives cannot be matched",
+}
+ENDS_LACK = "the other ends were not recorded"
 
 
 def exposed_communication(page: PageFindings, base: Finding, moving: int, waited: int) -> None:
@@ -52,6 +79,8 @@ def exposed_communication(page: PageFindings, base: Finding, moving: int, waited
     if 2 * longer >= moving + waited:
         late = f"{milliseconds(longer)} of it is longer than the same takes at its fastest: {NOT_HERE}"
         base = replace(base, doubt=" ".join(filter(None, (base.doubt, late))))
+    if passing := _past_slow_links(page, moving + waited):
+        base = replace(base, doubt=" ".join(filter(None, (base.doubt, passing))))
     told = made_of(
         replace(
             base,
@@ -63,6 +92,9 @@ def exposed_communication(page: PageFindings, base: Finding, moving: int, waited
                 *_one_comes_last(page),
                 # These count the waiting that has a finding of its own.
                 *exposed_for(given),
+                *_side_by_side(given, base, moving + waited),
+                *_in_one_bucket(page, moving + waited),
+                *_reached(given),
                 *((untold,) if untold else ()),
                 *(() if elsewhere else base.evidence),
                 *(f.claim.rstrip(".") for f in network[:2]),
@@ -73,6 +105,106 @@ def exposed_communication(page: PageFindings, base: Finding, moving: int, waited
         exposed_operations(given),
     )
     page.put(told)
+
+
+def gathers(given: Given) -> bool:
+    """Whether all-gathers are a part of what is exposed that is worth starting earlier."""
+    by_kind: dict[str, int] = {}
+    for name, ns in given.operations.items():
+        kind = name.partition(SIZED)[0]
+        by_kind[kind] = by_kind.get(kind, 0) + ns
+    return by_kind.get("all-gather", 0) >= GATHERED_FROM * sum(by_kind.values())
+
+
+def with_busy_links(finding: Finding, given: Given) -> Finding:
+    """What to do about shards whose gathers a replay does not hide: to begin earlier gains nothing there."""
+    gain = finding.predicted
+    if (
+        finding.name != EXPOSED
+        or main_purpose(given.purposes) != SHARDS
+        or gain is None
+        or gain.refused
+        or gain.ns >= GAINS_NOTHING * finding.size
+        or not gathers(given)
+    ):
+        return finding
+    case = f"{EXPOSED}-gathered"
+    fact = "begun earlier, most of it stays exposed, as a replay of that shows"
+    return replace(
+        finding,
+        evidence=(fact, *finding.evidence),
+        next=given.advice(case, finding.next),
+        remedies=given.named(case),
+    )
+
+
+def _side_by_side(given: Given, base: Finding, cost: int) -> Iterator[str]:
+    """By how much the operations that are named add up to more than the whole, as some run at one time."""
+    named = made_of(replace(base, cost_per_step=cost), exposed_operations(given)).contributed or 0
+    if named - cost >= WAITING_TOLD * cost:
+        yield f"these add up to {milliseconds(named - cost)} more, as some run at the same time"
+
+
+def _reached(given: Given) -> Iterator[str]:
+    """The bandwidth of the kind of operation that is exposed for longest, at the size of most of its time."""
+    table = given.table("communication_summary")
+    kinds = [
+        name.partition(SIZED)[0] for name in sorted(given.operations, key=lambda n: -given.operations[n])
+    ]
+    if table is None or not kinds:
+        return
+    known = table.filter(pl.col("kind").cast(pl.String) == kinds[0], pl.col("bytes") >= LARGE)
+    most = known.drop_nulls(["bus_bandwidth", "group_size"]).sort("time", descending=True).head(1)
+    for ranks, rate in most.select("group_size", "bus_bandwidth").iter_rows():
+        shown = f"{rate:,.0f}" if rate >= WHOLE else f"{rate:.3g}"
+        yield f"{kinds[0]}s among {ranks} ranks reach {shown} GB/s of bus bandwidth"
+
+
+def _in_one_bucket(page: PageFindings, cost: int) -> Iterator[str]:
+    """That all gradients wait for the last of them, where one operation sends them and nothing hides it."""
+    given, table = page.given, page.given.table("communication_summary")
+    if table is None or main_purpose(given.purposes) != GRADIENTS:
+        return
+    reduced = table.filter(pl.col("kind").cast(pl.String) == "all-reduce").drop_nulls("bytes")
+    moved = pl.col("bytes") * pl.col("calls_per_step")
+    most = reduced.filter(moved >= AT_ONCE * moved.sum()).filter(pl.col("calls_per_step") == 1)
+    if most.height != 1 or 2 * (most["per_step"][0] or 0) < cost:
+        return
+    split = given.table("communication_exposed")
+    if split is None:
+        return
+    exposed, whole = split.select(pl.col("in_steps", "total_in_steps").sum()).row(0)
+    if exposed >= MOSTLY_ONE * whole:
+        yield (
+            f"one all-reduce of {bytes_of(most['bytes'][0])} per step has all gradients, and begins when the "
+            "last of them is there: smaller buckets would begin during the backward pass"
+        )
+
+
+def _past_slow_links(page: PageFindings, cost: int) -> str:
+    """That operations with nothing to be compared with pass the ranks of slow links, too; empty elsewhere."""
+    given, links = page.given, page.given.table("communication_slow_links")
+    summary = given.table("communication_summary")
+    if page.of(SLOW_LINK) is None or links is None or summary is None:
+        return ""
+    slow = links.filter(pl.col("ratio") >= SLOWER)
+    on = {int(rank) for among in slow["among"] for rank in among.split(", ")}
+    compared = set(links["kind"].cast(pl.String))
+    groups = summary.select(pl.col("kind", "group").cast(pl.String)).drop_nulls()
+    past = {
+        kind
+        for kind in set(groups["kind"]) - compared
+        if all(on & set(map(int, re.findall(r"\d+", group.rpartition("[")[2])))
+               for group in groups.filter(kind=kind)["group"])
+    }  # fmt: skip
+    ns = sum(ns for name, ns in given.operations.items() if name.partition(SIZED)[0] in past)
+    if 2 * ns < cost * max(1, given.num_steps):
+        return ""
+    named = listed(sorted(f"{kind}s" for kind in past))
+    return (
+        f"Most of it, {named}, passes {called(sorted(on))} too, and no other ranks do the same to compare it "
+        "with: the slow links may be why it takes so long."
+    )
 
 
 def _one_comes_last(page: PageFindings) -> Iterator[str]:
@@ -92,9 +224,10 @@ def _one_comes_last(page: PageFindings) -> Iterator[str]:
 
 
 def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) -> None:
-    """Sends and receives that wait or transfer; which of both is not known, as some ranks are missing."""
-    waiting = page.take(BUBBLE)
+    """Sends and receives that wait or transfer; which of both is not known, as ranks or peers are missing."""
+    given, waiting = page.given, page.take(BUBBLE)
     waits = sum(f.size for f in waiting)
+    why = _unmatched(given)
     told = made_of(
         replace(
             base,
@@ -103,15 +236,24 @@ def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) 
             cost_per_step=cost + waits,
             ns_per_step=max(base.ns_per_step, cost + waits),
             evidence=(
-                f"{milliseconds(unknown)} of it may be either: the other ends were not recorded",
-                *exposed_for(page.given),
+                f"{milliseconds(unknown)} of it may be either: {UNTOLD.get(why, ENDS_LACK)}",
+                *exposed_for(given),
             ),
             next=ACCOUNTS["idle.pipeline_bubble"].remedy,
             accounts=("communication.exposed", "communication.wait", "communication.transfer"),
         ),
-        exposed_operations(page.given),
+        exposed_operations(given),
     )
-    page.put(told)
+    # Where all was recorded, what the stages compute is known, whoever sends to whom.
+    slow = slowest_stage(given) if why in UNTOLD and not given.missing_ranks else None
+    page.put(told if slow is None else of_slow_stage(told, slow, given))
+
+
+def _unmatched(given: Given) -> str:
+    """Why most operations could not be matched, as the recipe `communication_wait` has it."""
+    table = given.table("communication_wait")
+    reasons = [] if table is None else table["unmatched_reason"].drop_nulls().mode().sort().to_list()
+    return reasons[0] if reasons else ""
 
 
 def _transfer(page: PageFindings, base: Finding) -> int:

@@ -55,8 +55,9 @@ def join_paces(page: PageFindings) -> None:
                 *(("it is so on all ranks",) if len(given.steps) > 1 else ()),
                 *(finding.claim.rstrip(".") for finding in held),
             ),
-            next="Look at GPU clocks, heat and power (`lostflops record --monitor` samples them, `nvidia-smi "
-            "-q -d PERFORMANCE` says what holds clocks down), and at what else runs on the GPUs meanwhile.",
+            next="Look at GPU clocks, heat and power (`lostflops record --monitor` samples them, "
+            "`nvidia-smi -q -d PERFORMANCE` says what holds clocks down), and at what else runs on the GPUs "
+            "meanwhile.",
             recipe="step_ledger",
             accounts=("compute",),
         )

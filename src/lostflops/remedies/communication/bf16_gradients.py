@@ -71,4 +71,5 @@ REMEDY = Remedy(
     seen="The messages of gradients have half the bytes.",
     recipe="communication_summary",
     edit="faster-links=2",
+    on="bf16 gradients",
 )

@@ -8,8 +8,9 @@ REMEDY = Remedy(
     does="Gradients are sent, and parameters fetched, while compute runs.",
     changes={
         "pytorch": Change(
-            "Hide it, or send less: reduce in bf16, and let FSDP2 prefetch further ahead "
-            "(`set_modules_to_forward_prefetch`); DDP overlaps by itself.",
+            "Hide it<unless bf16 gradients: , or reduce in bf16>: DDP and FSDP2 overlap by themselves where "
+            "layers are wrapped one by one and no hook waits, and FSDP2 fetches weights further ahead with "
+            "`set_modules_to_forward_prefetch`.",
             snippets=(
                 python(
                     "for layer in model.layers:",
@@ -21,8 +22,8 @@ REMEDY = Remedy(
         ),
         "pytorch/ddp": Change(
             "DDP overlaps by itself; what stays exposed is the last buckets and slow links: "
-            "reduce in bf16 (`bf16_compress_hook`), or try another `bucket_cap_mb` (25; the "
-            "first bucket is 1 MiB unless it is set).",
+            "<unless bf16 gradients: reduce in bf16 (`bf16_compress_hook`), or >try another `bucket_cap_mb` "
+            "(25; the first bucket is 1 MiB unless it is set).",
             snippets=(
                 python(
                     "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks",
@@ -82,8 +83,8 @@ REMEDY = Remedy(
             "`NVTE_FWD_LAYERNORM_SM_MARGIN=16 NVTE_BWD_LAYERNORM_SM_MARGIN=16` leaves room.",
         ),
         "bridge": Change(
-            "Reduce in bf16 (`grad_reduce_in_fp32=False`), and keep `overlap_grad_reduce` and "
-            "`overlap_param_gather` of `CommOverlapConfig` on (the default).",
+            "<unless bf16 gradients: Reduce in bf16 (`grad_reduce_in_fp32=False`). >Keep "
+            "`overlap_grad_reduce` and `overlap_param_gather` of `CommOverlapConfig` on (the default).",
             snippets=(
                 python(
                     "cfg.comm_overlap = CommOverlapConfig(",

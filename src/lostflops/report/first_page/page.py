@@ -191,6 +191,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
         job.units,
     )
     found = causes.predicted(causes.findings(given), session, given.mean_step)
+    found = tuple(causes.with_busy_links(finding, given) for finding in found)
     lost = _kept_notes(session, "page_lost_work", partial(lost_work, trace, steps))
     apart = [*of_other_times(trace.manifest.quality)]
     if len(run.ranks) > 1 and not apart:
