@@ -180,6 +180,21 @@ def test_what_a_cpu_did_after_a_wait_is_not_known_without_a_row() -> None:
         assert (fact in found.evidence) is told
 
 
+def test_code_of_the_jobs_own_after_a_wait_is_told_as_that() -> None:
+    """Of 3 ms in a mean step: a function that reports, and one that waits as `item` does."""
+    waits = finding("host-waits-for-device", WAITS, 3)
+    for name, told in (
+        ("train.py(140): report", True),
+        ("<built-in method item of Tensor object at 0x7f11dcef5090> in train.py(140): report", False),
+        ("torch/utils/data/dataloader.py(9): f", False),
+    ):
+        (found,) = page(waits, names=[(0, WAITS, name, 8), (0, WAITS, "cudaStreamSynchronize", 4)])
+        said = "`report` (train.py:140) runs after the wait: the GPU idles less if it takes less"
+        assert (said in found.evidence) is told
+    (found,) = page(waits, names=[(0, WAITS, "train.py(140): report", 5)])
+    assert found.evidence == ()  # the least of it
+
+
 def test_garbage_that_the_step_log_counts_is_told_where_nothing_else_is_known() -> None:
     ledger: Rows = [
         (0, n, account, ms)
@@ -564,8 +579,8 @@ def waiting(
 def test_what_lies_between_waits_that_come_often_is_part_of_them() -> None:
     (told,) = waiting(16)
     assert told.claim == (
-        "The GPU idles 180 ms per step (18.0 %) because the CPU waits for it 4 times per step, and then has "
-        "to refill its queue."
+        "The GPU idles 180 ms per step (18.0 %) because the CPU waits for it 4 times per step before it "
+        "launches more work."
     )
     assert told.evidence == ("e", "80.0 ms of it is launches and Python that a CPU that runs ahead hides")
     assert told.accounts == (WAITS, LAUNCHES, UNEXPLAINED)
@@ -587,7 +602,9 @@ def test_waits_that_are_shorter_than_what_lies_between_them_hide_nothing() -> No
     assert len(waiting(16)) == 1
     assert len(waiting(16, 89)) == 3
     assert len(waiting(16, None)) == 3
-    assert len(waiting(16, between=(0, 0))) == 1 and "refill" not in waiting(16, between=(0, 0))[0].claim
+    assert (
+        len(waiting(16, between=(0, 0))) == 1 and "launches more" not in waiting(16, between=(0, 0))[0].claim
+    )
 
 
 def test_calls_outside_of_the_steps_are_no_calls_per_step() -> None:

@@ -22,6 +22,7 @@ from lostflops.causes.names import (
 )
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding, milliseconds
+from lostflops.naming.host_causes import causes_of
 from lostflops.naming.standing_still import FILES, PIPES, stands_still
 from lostflops.naming.standing_still import WAITS as WAITS_FOR_OTHERS
 from lostflops.recipes.stretch_names import is_users
@@ -140,6 +141,13 @@ def _can_go(name: str) -> bool:
         return still not in (WAITS_FOR_OTHERS, PIPES)
     theirs = name.startswith("torch/") or OPERATOR.match(name) or ON_CPU.search(name)
     return bool(FRAME.search(name)) and not theirs
+
+
+def own_code(name: str) -> bool:
+    """Whether a name is of a function of the job's own that waits for no device."""
+    head = name.partition(" in ")[0]
+    theirs = head.startswith("torch/") or causes_of([head], "frame") != [None]
+    return bool(FRAME.search(head)) and not theirs
 
 
 def _by_function(parts: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:

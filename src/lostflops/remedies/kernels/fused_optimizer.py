@@ -8,7 +8,7 @@ REMEDY = Remedy(
     does="The optimizer updates many parameters with one kernel.",
     changes={
         "pytorch": Change(
-            "Fuse the optimizer: `AdamW(…, fused=True)`.",
+            "Fuse the optimizer: `fused=True`, as in `AdamW(…, fused=True)`.",
             snippets=(
                 python(
                     "-optimizer = torch.optim.AdamW(model.parameters())",
@@ -17,8 +17,8 @@ REMEDY = Remedy(
             ),
         ),
         "hf": Change(
-            instead="AdamW is fused by default from torch 2.8 on; before, "
-            '`TrainingArguments(optim="adamw_torch_fused")` makes it so.',
+            'Fuse the optimizer: `optim="adamw_torch_fused"`, the default from torch 2.8 on.',
+            snippets=(python('TrainingArguments(optim="adamw_torch_fused")'),),
         ),
         "deepspeed": Change(
             instead="The optimizer that DeepSpeed's JSON names is its FusedAdam already.",
