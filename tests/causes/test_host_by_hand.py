@@ -693,3 +693,24 @@ def test_where_cores_are_crowded_a_thread_may_be_blocked(ms: int, doubted: bool)
     told = blocked_page(ms, other, crowded=7)
     said = f"Linux counts {ms:.1f} ms per step in which the training thread is blocked: it may wait here"
     assert told[0].doubt.startswith(said) is doubted
+
+
+def test_a_function_that_launches_piece_by_piece_is_one_cause_with_its_python() -> None:
+    """Of a step of 100 ms it launches for 20, and runs its own Python for 10 between."""
+    ledger: Rows = [(0, 0, account, ms) for account, ms in (("compute", 60), (LAUNCHES, 25), (PYTHON, 15))]
+    ema, other = "train.py(55): update_ema", "train.py(9): prepare"
+    names = [(0, LAUNCHES, f"aten::mul_ in {ema}", 12), (0, LAUNCHES, f"aten::add_ in {ema}", 8)]
+    launches = finding("launch-bound", LAUNCHES, 25, "The GPU idles as the CPU launches work too slowly.")
+    python = finding(
+        "host-busy-elsewhere", PYTHON, 15, "The GPU idles 15.0 ms per step while the CPU runs other code."
+    )
+    (told,) = page(launches, python, ledger=ledger, names=[*names, (0, PYTHON, ema, 10)])
+    assert told.claim == (
+        "The GPU idles 40.0 ms per step (40.0 %) because the CPU launches work too slowly, mostly in "
+        "`update_ema`."
+    )
+    assert told.evidence == ("15.0 ms of it is Python between the launches",)
+    assert "`torch._foreach_mul_`" in told.next and told.accounts == (LAUNCHES, PYTHON)
+    assert told.edit == "cuda-graph,host:other-host-work=33%"
+    both = page(launches, python, ledger=ledger, names=[*names, (0, PYTHON, other, 10)])
+    assert [found.size for found in both] == [25 * MS, 15 * MS]

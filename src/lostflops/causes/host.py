@@ -13,7 +13,15 @@ from lostflops.naming.standing_still import stands_still
 from .declared import BESIDE, ONE_BY_ONE, SLOWED
 from .given import BETWEEN, OTHER_HOST, Given
 from .idle.graphs import pauses_inside_graphs
-from .idle.named import BETWEEN_FROM, BY_NAME, between_operators, named, names_of, own_code
+from .idle.named import (
+    BETWEEN_FROM,
+    BY_NAME,
+    between_operators,
+    launched_in_pieces,
+    named,
+    names_of,
+    own_code,
+)
 from .idle.optimizer import updated_one_by_one
 from .names import made_of, spoken, untold_after_wait
 from .one_rank.held_up import PAUSES, away, held_up, ranks_held_up
@@ -48,6 +56,7 @@ def join_host(page: PageFindings) -> None:
     for finding in [f for f in page.all() if f.recipe == "idle_summary" and f.name != ONE_BY_ONE.name]:
         page.replace(finding, named(page, finding))
     between_operators(page)
+    launched_in_pieces(page)
     _one_gap(page)
     _out_of_memory(page)
     _outside_window(page)

@@ -33,7 +33,7 @@ LAUNCHES = (LAUNCHING, "idle.host_synchronisation")  # of a function: what it as
 IN_PLACE = re.compile(
     r"^aten::(add|sub|mul|div|lerp|addcmul|addcdiv|sqrt|neg|sign|pow|exp|abs|reciprocal|zero)_ in "
 )
-OPTIMIZERS = "torch/optim/"
+OPTIMIZERS, ONE_LAUNCH = "torch/optim/", "cuda-graph"
 # Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
 # lengthens just these pauses.
 BETWEEN_FROM = 0.15
@@ -300,6 +300,30 @@ def between_operators(page: PageFindings) -> None:
             edit="",
         ),
     )
+
+
+def launched_in_pieces(page: PageFindings) -> None:
+    """A function that launches piece by piece, and whose own Python lies between: that is one cause."""
+    launching, python = page.about(LAUNCHING), page.of(BY_NAME)
+    if launching is None or python is None or launching.recipe != python.recipe:
+        return
+    of_both = [_mostly_in(names_of(page, f.accounts[0]), f.size) for f in (launching, python)]
+    if not of_both[0] or of_both[0] != of_both[1]:
+        return
+    cost, between = launching.size + python.size, milliseconds(python.size)
+    page.drop(python)
+    parts = [part for account in (LAUNCHING, OTHER_HOST) for part in names_of(page, account)]
+    told = replace(
+        launching,
+        claim=f"The GPU idles {page.share(cost)} because the CPU launches work too slowly, mostly in "
+        f"{without_place(spoken(of_both[0]))}.",
+        cost_per_step=cost,
+        ns_per_step=max(launching.ns_per_step, python.ns_per_step),
+        evidence=(f"{between} of it is Python between the launches",),
+        accounts=(*launching.accounts, *python.accounts),
+        edit=",".join(filter(None, (ONE_LAUNCH, python.edit))),
+    )
+    page.replace(launching, made_of(told, ((spoken(name), ns) for name, ns in parts)))
 
 
 def _of_a_library(name: str) -> bool:

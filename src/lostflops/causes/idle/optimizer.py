@@ -70,7 +70,10 @@ def updated_one_by_one(page: PageFindings) -> None:
 
 def _next(class_name: str | None, of_lists: bool) -> str:
     if class_name is None or class_name in HAVE_FUSED:
-        return f"Fuse the optimizer: `{class_name or 'AdamW'}(…, fused=True)`."
+        return (
+            f"Fuse the optimizer: `{class_name or 'AdamW'}(…, fused=True)`, or with the Hugging Face Trainer "
+            '`optim="adamw_torch_fused"`.'
+        )
     if class_name in HAVE_FOREACH and not of_lists:
         return f"Update lists of tensors with one kernel: `{class_name}(…, foreach=True)`."
     lists = "" if of_lists else "update lists of tensors in one call (`torch._foreach_…` functions), or "

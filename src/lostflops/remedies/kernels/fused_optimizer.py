@@ -17,8 +17,8 @@ REMEDY = Remedy(
             ),
         ),
         "hf": Change(
-            'Fuse the optimizer: `optim="adamw_torch_fused"`, the default from torch 2.8 on.',
-            snippets=(python('TrainingArguments(optim="adamw_torch_fused")'),),
+            instead="AdamW is fused by default from torch 2.8 on; before, "
+            '`TrainingArguments(optim="adamw_torch_fused")` makes it so.',
         ),
         "deepspeed": Change(
             instead="The optimizer that DeepSpeed's JSON names is its FusedAdam already.",
