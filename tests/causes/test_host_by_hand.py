@@ -714,3 +714,43 @@ def test_a_function_that_launches_piece_by_piece_is_one_cause_with_its_python() 
     assert told.edit == "cuda-graph,host:other-host-work=33%"
     both = page(launches, python, ledger=ledger, names=[*names, (0, PYTHON, other, 10)])
     assert [found.size for found in both] == [25 * MS, 15 * MS]
+
+
+def test_what_the_profiler_does_is_nothing_to_be_mended() -> None:
+    """Of a step of 100 ms it works for 12 in pauses, where the job's code has 8, and for 3 in a call."""
+    ledger: Rows = [
+        (0, 0, account, ms) for account, ms in (("compute", 77), (PYTHON, 20), ("idle.long_call", 3))
+    ]
+    names = [(0, PYTHON, "Buffer Flush in train.py(9): f", 12), (0, PYTHON, "train.py(9): f", 8)]
+    python = finding(
+        "host-busy-elsewhere",
+        PYTHON,
+        20,
+        "The GPU idles 20.0 ms per step (20.0 %) while the CPU runs other code.",
+    )
+    called = finding(
+        "long-api-calls", "idle.long_call", 3, "The GPU idles 3.00 ms per step (3.0 %) in calls."
+    )
+    names += [(0, "idle.long_call", "Activity Buffer Request", 3)]
+    own, rest = page(python, called, ledger=ledger, names=names)
+    if own.name != "profiler-at-work":
+        own, rest = rest, own
+    assert own.claim == (
+        "The GPU idles 15.0 ms per step (15.0 %) while the profiler itself works: `Buffer Flush` and "
+        "`Activity Buffer Request`."
+    )
+    assert own.gain == "unknown" and own.ns_per_step == 0
+    assert rest.claim.startswith("The GPU idles 8.00 ms per step (8.0 %)") and "`f` (8.00 ms)" in rest.claim
+    few = [(0, PYTHON, "Buffer Flush", 2), (0, PYTHON, "train.py(9): f", 18)]
+    assert [f.name for f in page(python, ledger=ledger, names=few)] == ["host-busy-elsewhere"]
+
+
+def test_a_call_that_only_asks_is_to_be_made_once() -> None:
+    told = [
+        page(finding("long-api-calls", "idle.long_call", 10), names=[(0, "idle.long_call", name, 40)])[0].next
+        for name in ("cudaMemGetInfo", "cudaMemcpyAsync")
+    ]
+    assert told == [
+        "Ask once, and keep what `cudaMemGetInfo` answers; or ask less often than in each step.",
+        "n",
+    ]

@@ -91,6 +91,7 @@ def test_an_update_in_many_kernels_asks_for_a_fused_optimizer(tmp_path: Path) ->
     assert one.remedies == ("fused-optimizer",) and one.edit == "fuse:optimizer"
     assert one.predicted is not None and one.predicted.ns > 4_000 * US
     assert not {"launch-bound", "host-busy-elsewhere"} & {*found}
+    assert not any("without" in fact for fact in found["idle-unexplained"].evidence)  # all outside
 
 
 def test_what_the_model_launches_slowly_stays_a_finding_of_its_own(tmp_path: Path) -> None:

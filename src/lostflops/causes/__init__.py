@@ -50,6 +50,7 @@ ABOUT_THE_RECORDING = {
     "kernels-before-launch",
     "kernels-unclassified",
     "graphs-unlisted",
+    "profiler-at-work",
 }
 # What tells how far to believe the page stands above its numbers, and is nothing to mend in the job.
 SAID_IN_NOTES = ("recorded-steps-unlike-others",)

@@ -10,7 +10,7 @@ import polars as pl
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.naming.standing_still import stands_still
 
-from .declared import BESIDE, ONE_BY_ONE, SLOWED
+from .declared import BESIDE, ONE_BY_ONE, PROFILER, SLOWED
 from .given import BETWEEN, OTHER_HOST, Given
 from .idle.graphs import pauses_inside_graphs
 from .idle.named import (
@@ -23,6 +23,7 @@ from .idle.named import (
     own_code,
 )
 from .idle.optimizer import updated_one_by_one
+from .idle.profiler import profiler_works
 from .names import made_of, spoken, untold_after_wait
 from .one_rank.held_up import PAUSES, away, held_up, ranks_held_up
 from .page_findings import PER_STEP, PageFindings
@@ -37,6 +38,7 @@ MAY_BE_BLOCKED = (
 )
 SYNCHRONISING = "idle.host_synchronisation"
 WAITS = "(?i)synchronize"  # calls that wait for the device
+TOLD = (ONE_BY_ONE.name, PROFILER.name)  # findings that say by themselves what they are made of
 UNTOLD_FROM = 0.2  # of what waiting costs, from which on it is said that no row tells what was done
 SYNCS = 4  # waits per step, from which on they come from inside it
 # What is true of the idle time of one account alone.
@@ -51,9 +53,10 @@ RECORD_STACKS = re.compile(r"Record call stacks: .*|To see which Python .*")
 
 def join_host(page: PageFindings) -> None:
     """Name what idle time is made of, and join what is about the same gaps."""
+    profiler_works(page)
     if not _waits_again_and_again(page.given):
         updated_one_by_one(page)
-    for finding in [f for f in page.all() if f.recipe == "idle_summary" and f.name != ONE_BY_ONE.name]:
+    for finding in [f for f in page.all() if f.recipe == "idle_summary" and f.name not in TOLD]:
         page.replace(finding, named(page, finding))
     between_operators(page)
     launched_in_pieces(page)

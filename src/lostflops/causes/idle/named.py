@@ -28,6 +28,9 @@ from lostflops.naming.standing_still import WAITS as WAITS_FOR_OTHERS
 from lostflops.recipes.stretch_names import is_users
 
 BY_NAME, LOADING, LAUNCHING = "host-busy-elsewhere", "idle.data_loading", "idle.launch_bound"
+LONG_CALLS = "idle.long_call"
+# Calls that only ask for something.
+ASKS = re.compile(r"^(?:cuda|hip)(?:GetDeviceProperties|MemGetInfo|DeviceGetAttribute|FuncGetAttributes)")
 LAUNCHES = (LAUNCHING, "idle.host_synchronisation")  # of a function: what it asks of the GPU
 # Operators that change one tensor in place, as a loop over parameters does, and that have one for lists.
 IN_PLACE = re.compile(
@@ -70,6 +73,9 @@ def named(page: PageFindings, finding: Finding) -> Finding:
     named = made_of(replace(finding, rank=_alone(page, finding)), ((spoken(name), ns) for name, ns in parts))
     if SAVES_OR_LOGS in finding.claim and parts:
         return _saving_or_logging(page, named, parts)
+    if LONG_CALLS in finding.accounts and parts and ASKS.match(parts[0][0]) and named.is_mostly_these:
+        keep = f"Ask once, and keep what {spoken(parts[0][0])} answers; or ask less often than in each step."
+        return replace(named, next=keep, remedies=())
     if LAUNCHING in finding.accounts:
         return _tensor_by_tensor(page, named, parts)
     if finding.name != BY_NAME or not named.contributors:

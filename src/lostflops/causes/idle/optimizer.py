@@ -61,11 +61,12 @@ def updated_one_by_one(page: PageFindings) -> None:
     )
     for account, share in zip(LAUNCHING, LEFT, strict=True):
         member = page.about(account)
-        if member is not None:
-            taken = int(inside.filter(account=account)["ns"].sum()) // steps
-            _leave(page, member, member.size - taken, share)
+        taken = int(inside.filter(account=account)["ns"].sum()) // steps
+        if member is not None and taken:
+            rest = member.size - taken
+            leave(page, member, rest, share, "without what is inside the optimizer's step", WITHOUT_OPTIMIZER)
     page.put(made_of(found, ((spoken(name), ns) for name, ns in names)))
-    page.given = replace(given, names=_others(given.names, inside))
+    page.replace_given(others(given.names, inside))
 
 
 def _next(class_name: str | None, of_lists: bool) -> str:
@@ -88,8 +89,13 @@ def _bound(given: Given) -> int:
     return 0 if rows is None or rows.is_empty() else int(rows[0])
 
 
-def _leave(page: PageFindings, member: Finding, left: int, from_share: float) -> None:
-    """What is left of a finding about an account without the optimizer's part of it."""
+def leave(
+    page: PageFindings, member: Finding, left: int, from_share: float, says: str, launching: str = ""
+) -> None:
+    """What is left of a finding about an account, of which another tells a part: ns per step.
+
+    `says` is what is not in it, `launching` the edit of one about launching.
+    """
     page.drop(member)
     if not page.reaches(left, from_share):
         return
@@ -100,14 +106,14 @@ def _leave(page: PageFindings, member: Finding, left: int, from_share: float) ->
             member,
             claim=PER_STEP.sub(page.share(left), member.claim, count=1),
             cost_per_step=left,
-            evidence=("without what is inside the optimizer's step", *evidence),
-            edit=WITHOUT_OPTIMIZER if launches else member.edit,
+            evidence=(says, *evidence),
+            edit=launching if launches else member.edit,
         )
     )
 
 
-def _others(names: pl.DataFrame, inside: pl.DataFrame) -> pl.DataFrame:
-    """What idle time is called without what the optimizer's part of it is."""
+def others(names: pl.DataFrame, inside: pl.DataFrame) -> pl.DataFrame:
+    """What idle time is called without the part of it that another finding tells."""
     of = ["rank", "account", "name"]
     taken = inside.select(*of, taken="ns")
     rest = names.join(taken, on=of, how="left", nulls_equal=True, maintain_order="left")
