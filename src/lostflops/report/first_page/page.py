@@ -135,6 +135,12 @@ class Page:
                 f"hardly any time is lost between kernels, but these take {milliseconds(short)} on average: "
                 "fewer and larger ones (`torch.compile`, a larger batch) may take less."
             )
+        by_hand = facts.attention_by_hand(self.answers) if self.run.device_kind == "gpu" else None
+        if by_hand is not None:
+            return (
+                f"hardly any time is lost between kernels, but {percent(by_hand, 1)} of compute is softmax and "
+                "elementwise work, and no attention kernel runs: `scaled_dot_product_attention` may take less."
+            )
         return "nothing here is worth a change."
 
     def nameless(self, text: str) -> str:
