@@ -187,12 +187,16 @@ def test_code_of_the_jobs_own_after_a_wait_is_told_as_that() -> None:
         ("train.py(140): report", True),
         ("<built-in method item of Tensor object at 0x7f11dcef5090> in train.py(140): report", False),
         ("torch/utils/data/dataloader.py(9): f", False),
+        ("train.py(1): <module>", False),
     ):
         (found,) = page(waits, names=[(0, WAITS, name, 8), (0, WAITS, "cudaStreamSynchronize", 4)])
         said = "`report` (train.py:140) runs after the wait: the GPU idles less if it takes less"
         assert (said in found.evidence) is told
     (found,) = page(waits, names=[(0, WAITS, "train.py(140): report", 5)])
     assert found.evidence == ()  # the least of it
+    loop = "train.py(9): train"
+    (found,) = page(waits, names=[(0, WAITS, loop, 8), (0, LAUNCHES, f"aten::add in {loop}", 1)])
+    assert found.evidence == ()
 
 
 def test_garbage_that_the_step_log_counts_is_told_where_nothing_else_is_known() -> None:

@@ -184,7 +184,13 @@ def _after_waits(page: PageFindings) -> None:
     told, untold = waits, page.given.unnamed(SYNCHRONISING)
     if untold and untold >= UNTOLD_FROM * waits.size:
         told = replace(told, evidence=(untold_after_wait(untold), *told.evidence))
-    own = [(name, ns) for name, ns in names_of(page, SYNCHRONISING) if own_code(name)]
+    names = [name for name in page.given.names["name"].unique() if name is not None]
+    own = [
+        (name, ns)
+        for name, ns in names_of(page, SYNCHRONISING)
+        # What launches as well does more than that, as a loop over steps does.
+        if own_code(name) and not any(other.endswith(f" in {name}") for other in names)
+    ]
     if own and 2 * sum(ns for _, ns in own) >= waits.size:
         runs = f"{spoken(own[0][0])} runs after the wait: the GPU idles less if it takes less"
         told = replace(told, evidence=(runs, *told.evidence))

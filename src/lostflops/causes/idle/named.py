@@ -150,10 +150,10 @@ def _can_go(name: str) -> bool:
 
 
 def own_code(name: str) -> bool:
-    """Whether a name is of a function of the job's own that waits for no device."""
+    """Whether a name is of a function of the job's own, other than its script, that waits for no device."""
     head = name.partition(" in ")[0]
     theirs = head.startswith("torch/") or causes_of([head], "frame") != [None]
-    return bool(FRAME.search(head)) and not theirs
+    return bool(FRAME.search(head)) and not theirs and not head.endswith(f": {SCRIPT}")
 
 
 def _by_function(parts: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:

@@ -138,8 +138,9 @@ class Page:
         by_hand = facts.attention_by_hand(self.answers) if self.run.device_kind == "gpu" else None
         if by_hand is not None:
             return (
-                f"hardly any time is lost between kernels, but {percent(by_hand, 1)} of compute is softmax and "
-                "elementwise work, and no attention kernel runs: `scaled_dot_product_attention` may take less."
+                f"hardly any time is lost between kernels, but {percent(by_hand, 1)} of compute is softmax "
+                "and elementwise work, and no attention kernel runs: `scaled_dot_product_attention` may take "
+                "less."
             )
         return "nothing here is worth a change."
 
