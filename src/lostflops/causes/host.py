@@ -39,7 +39,7 @@ MAY_BE_BLOCKED = (
 SYNCHRONISING = "idle.host_synchronisation"
 WAITS = "(?i)synchronize"  # calls that wait for the device
 TOLD = (ONE_BY_ONE.name, PROFILER.name)  # findings that say by themselves what they are made of
-UNTOLD_FROM = 0.2  # of what waiting costs, from which on it is said that no row tells what was done
+UNTOLD_FROM = 0.5  # of what waiting costs, from which on it is said that no row tells what was done
 SYNCS = 4  # waits per step, from which on they come from inside it
 # What is true of the idle time of one account alone.
 OF_IDLE = re.compile(r"of all step time, over|^upper limit:")
