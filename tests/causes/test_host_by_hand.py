@@ -180,6 +180,25 @@ def test_what_a_cpu_did_after_a_wait_is_not_known_without_a_row() -> None:
         assert (fact in found.evidence) is told
 
 
+def test_code_of_the_jobs_own_after_a_wait_is_told_as_that() -> None:
+    """Of 3 ms in a mean step: a function that reports, and one that waits as `item` does."""
+    waits = finding("host-waits-for-device", WAITS, 3)
+    for name, told in (
+        ("train.py(140): report", True),
+        ("<built-in method item of Tensor object at 0x7f11dcef5090> in train.py(140): report", False),
+        ("torch/utils/data/dataloader.py(9): f", False),
+        ("train.py(1): <module>", False),
+    ):
+        (found,) = page(waits, names=[(0, WAITS, name, 8), (0, WAITS, "cudaStreamSynchronize", 4)])
+        said = "`report` (train.py:140) runs after the wait: the GPU idles less if it takes less"
+        assert (said in found.evidence) is told
+    (found,) = page(waits, names=[(0, WAITS, "train.py(140): report", 5)])
+    assert found.evidence == ()  # the least of it
+    loop = "train.py(9): train"
+    (found,) = page(waits, names=[(0, WAITS, loop, 8), (0, LAUNCHES, f"aten::add in {loop}", 1)])
+    assert found.evidence == ()
+
+
 def test_garbage_that_the_step_log_counts_is_told_where_nothing_else_is_known() -> None:
     ledger: Rows = [
         (0, n, account, ms)
@@ -566,8 +585,8 @@ def waiting(
 def test_what_lies_between_waits_that_come_often_is_part_of_them() -> None:
     (told,) = waiting(16)
     assert told.claim == (
-        "The GPU idles 180 ms per step (18.0 %) because the CPU waits for it 4 times per step, and then has "
-        "to refill its queue."
+        "The GPU idles 180 ms per step (18.0 %) because the CPU waits for it 4 times per step before it "
+        "launches more work."
     )
     assert told.evidence == ("e", "80.0 ms of it is launches and Python that a CPU that runs ahead hides")
     assert told.accounts == (WAITS, LAUNCHES, UNEXPLAINED)
@@ -589,7 +608,9 @@ def test_waits_that_are_shorter_than_what_lies_between_them_hide_nothing() -> No
     assert len(waiting(16)) == 1
     assert len(waiting(16, 89)) == 3
     assert len(waiting(16, None)) == 3
-    assert len(waiting(16, between=(0, 0))) == 1 and "refill" not in waiting(16, between=(0, 0))[0].claim
+    assert (
+        len(waiting(16, between=(0, 0))) == 1 and "launches more" not in waiting(16, between=(0, 0))[0].claim
+    )
 
 
 def test_calls_outside_of_the_steps_are_no_calls_per_step() -> None:
@@ -678,3 +699,64 @@ def test_where_cores_are_crowded_a_thread_may_be_blocked(ms: int, doubted: bool)
     told = blocked_page(ms, other, crowded=7)
     said = f"Linux counts {ms:.1f} ms per step in which the training thread is blocked: it may wait here"
     assert told[0].doubt.startswith(said) is doubted
+
+
+def test_a_function_that_launches_piece_by_piece_is_one_cause_with_its_python() -> None:
+    """Of a step of 100 ms it launches for 20, and runs its own Python for 10 between."""
+    ledger: Rows = [(0, 0, account, ms) for account, ms in (("compute", 60), (LAUNCHES, 25), (PYTHON, 15))]
+    ema, other = "train.py(55): update_ema", "train.py(9): prepare"
+    names = [(0, LAUNCHES, f"aten::mul_ in {ema}", 12), (0, LAUNCHES, f"aten::add_ in {ema}", 8)]
+    launches = finding("launch-bound", LAUNCHES, 25, "The GPU idles as the CPU launches work too slowly.")
+    python = finding(
+        "host-busy-elsewhere", PYTHON, 15, "The GPU idles 15.0 ms per step while the CPU runs other code."
+    )
+    (told,) = page(launches, python, ledger=ledger, names=[*names, (0, PYTHON, ema, 10)])
+    assert told.claim == (
+        "The GPU idles 40.0 ms per step (40.0 %) because the CPU launches work too slowly, mostly in "
+        "`update_ema`."
+    )
+    assert told.evidence == ("15.0 ms of it is Python between the launches",)
+    assert "`torch._foreach_mul_`" in told.next and told.accounts == (LAUNCHES, PYTHON)
+    assert told.edit == "cuda-graph,host:other-host-work=33%"
+    both = page(launches, python, ledger=ledger, names=[*names, (0, PYTHON, other, 10)])
+    assert [found.size for found in both] == [25 * MS, 15 * MS]
+
+
+def test_what_the_profiler_does_is_nothing_to_be_mended() -> None:
+    """Of a step of 100 ms it works for 12 in pauses, where the job's code has 8, and for 3 in a call."""
+    ledger: Rows = [
+        (0, 0, account, ms) for account, ms in (("compute", 77), (PYTHON, 20), ("idle.long_call", 3))
+    ]
+    names = [(0, PYTHON, "Buffer Flush in train.py(9): f", 12), (0, PYTHON, "train.py(9): f", 8)]
+    python = finding(
+        "host-busy-elsewhere",
+        PYTHON,
+        20,
+        "The GPU idles 20.0 ms per step (20.0 %) while the CPU runs other code.",
+    )
+    called = finding(
+        "long-api-calls", "idle.long_call", 3, "The GPU idles 3.00 ms per step (3.0 %) in calls."
+    )
+    names += [(0, "idle.long_call", "Activity Buffer Request", 3)]
+    own, rest = page(python, called, ledger=ledger, names=names)
+    if own.name != "profiler-at-work":
+        own, rest = rest, own
+    assert own.claim == (
+        "The GPU idles 15.0 ms per step (15.0 %) while the profiler itself works: `Buffer Flush` and "
+        "`Activity Buffer Request`."
+    )
+    assert own.gain == "unknown" and own.ns_per_step == 0
+    assert rest.claim.startswith("The GPU idles 8.00 ms per step (8.0 %)") and "`f` (8.00 ms)" in rest.claim
+    few = [(0, PYTHON, "Buffer Flush", 2), (0, PYTHON, "train.py(9): f", 18)]
+    assert [f.name for f in page(python, ledger=ledger, names=few)] == ["host-busy-elsewhere"]
+
+
+def test_a_call_that_only_asks_is_to_be_made_once() -> None:
+    told = [
+        page(finding("long-api-calls", "idle.long_call", 10), names=[(0, "idle.long_call", name, 40)])[0].next
+        for name in ("cudaMemGetInfo", "cudaMemcpyAsync")
+    ]
+    assert told == [
+        "Ask once, and keep what `cudaMemGetInfo` answers; or ask less often than in each step.",
+        "n",
+    ]

@@ -111,6 +111,42 @@ def test_a_gpu_that_is_busy_with_tiny_kernels_is_not_called_well(
     assert not [finding for finding in page.findings if finding.size] and said in page.no_finding
 
 
+@pytest.mark.parametrize(
+    ("softmax", "flash", "said"),
+    [
+        (
+            "softmax_warp_forward<float, float, float, 11, false, false>",
+            False,
+            "but 60.0 % of compute is softmax",
+        ),
+        ("softmax_warp_forward<float, float, float, 11, true, false>", False, "nothing here is"),  # a loss
+        ("softmax_warp_forward<float, float, float, 11, false, false>", True, "nothing here is"),
+    ],
+)
+def test_attention_without_a_kernel_of_its_own_is_not_called_well(
+    tmp_path: Path, softmax: str, flash: bool, said: str
+) -> None:
+    """Of 100 µs in a layer products take 40, softmax 20, and the scale and the mask 20 each."""
+    launch = {"launch_start": 0, "launch_end": 2, "thread": THREAD, "stream": 7}
+    layer = [(40, "gemm", "gemm"), (20, "scale", "elementwise"), (20, "mask", "elementwise")]
+    layer += [(20, softmax, "reduction")] + [(10, "flash_fwd", "attention")] * flash
+    kernels: list[dict[str, Any]] = []
+    at = 0
+    for _ in range(40):
+        for length, name, family in layer:
+            row = {"start": at * US, "end": (at + length) * US, "name": name, "family": family}
+            kernels.append(row | launch)
+            at += length
+    length = at * US // 4
+    tables = {
+        "ranks": [{"rank": 0, "device_kind": "gpu", "main_thread": THREAD, "end": 4 * length}],
+        "steps": [{"step": n, "start": n * length, "end": (n + 1) * length} for n in range(4)],
+        "kernels": kernels,
+    }
+    page = lostflops.why(made(tmp_path, tables))
+    assert not [finding for finding in page.findings if finding.size] and said in page.no_finding
+
+
 def test_pages_that_move_by_themselves_are_not_to_be_overlapped_on_a_stream(tmp_path: Path) -> None:
     tables = prefetching("managed")
     for row in tables["copies"]:

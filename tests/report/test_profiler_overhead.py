@@ -10,6 +10,7 @@ import pytest
 from lostflops.finding import Finding
 from lostflops.report.first_page.notes.profiler_overhead import (
     AT_WORK,
+    doubting,
     own_work,
     profiler_at_work,
     with_profiler,
@@ -62,3 +63,11 @@ def test_findings_about_such_time_are_doubted(name: str, claim: str, notes: list
     assert (with_profiler(idle, notes).doubt == AT_WORK) is doubted
     busy = replace(idle, accounts=("compute",))
     assert with_profiler(busy, notes) == busy
+
+
+def test_where_a_finding_is_about_the_profiler_the_others_are_about_the_rest() -> None:
+    idle = Finding("idle-unexplained", "c", "unknown", (), "n", accounts=("idle.unexplained",))
+    own = replace(idle, name="profiler-at-work", accounts=())
+    note = ["The profiler itself works"]
+    assert doubting([idle], note)[0].doubt == AT_WORK
+    assert doubting([idle, own], note) == (idle, own)

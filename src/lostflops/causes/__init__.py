@@ -52,6 +52,7 @@ ABOUT_THE_RECORDING = {
     "kernels-before-launch",
     "kernels-unclassified",
     "graphs-unlisted",
+    "profiler-at-work",
 }
 # What tells how far to believe the page stands above its numbers, and is nothing to mend in the job.
 SAID_IN_NOTES = ("recorded-steps-unlike-others",)
@@ -72,6 +73,7 @@ def findings(given: Given) -> tuple[Finding, ...]:
     join_copies(page)
     join_waiting(page)
     join_paces(page)
+    _tensors_in_both(page)
     page.take(*SAID_IN_NOTES)
     if given.on_host:  # an operator of the job's own computes, and is nothing to report
         page.take("kernels-unclassified")
@@ -87,6 +89,13 @@ def findings(given: Given) -> tuple[Finding, ...]:
     faults = [f for f in told if _is_fault(f) and page.reaches(f.size, FAULT_FROM)]
     least = {f.name: min((e.size for e in faults if _may_cause(e, f, given)), default=None) for f in told}
     return tuple(sorted(told, key=lambda f: _place(f, least[f.name])))
+
+
+def _tensors_in_both(page: PageFindings) -> None:
+    """Tensors that pile up in the recorded steps do so in the step log: that is one cause."""
+    logged, recorded = page.of("memory-grows"), page.of("tensors-pile-up")
+    if logged and recorded:
+        page.absorb(logged, [recorded])
 
 
 def _advised(finding: Finding, given: Given) -> Finding:

@@ -58,6 +58,19 @@ BESIDE = Made(
     Verdict("Held up by another thread", "idle time while another thread runs Python"),
     none_known="What that thread does is the job's own: move it, as the page says.",
 )
+ONE_BY_ONE = Made(
+    "optimizer-launch-bound",
+    "The GPU idles 9.80 ms per step (33 %) because the CPU launches the 1,200 kernels of `AdamW` too slowly.",
+    ("fused-optimizer",),
+    Verdict("Launch-bound in the optimizer", "idle time while the CPU launches the optimizer's kernels"),
+)
+PROFILER = Made(
+    "profiler-at-work",
+    "The GPU idles 2.02 ms per step (14.2 %) while the profiler itself works: `Buffer Flush`.",
+    (),
+    Verdict("Slowed down by the profiler", "idle time in which the profiler itself works"),
+    none_known="The job does not have this time when it is not recorded.",
+)
 PACE = Made(
     "kernels-slow-down",
     "The same kernels take 1.5 times as long in steps 5 to 7 as in the others, which costs 8.63 ms per step "
@@ -66,7 +79,7 @@ PACE = Made(
     Verdict("Slowed down on the GPU", "what kernels take longer in some steps than in the others"),
     none_known="What holds the GPU down decides: its clocks, heat and power, or what else runs on it.",
 )
-MADE: Mapping[str, Made] = {made.name: made for made in (LOGGING, SLOWED, BESIDE, PACE)}
+MADE: Mapping[str, Made] = {made.name: made for made in (LOGGING, SLOWED, BESIDE, ONE_BY_ONE, PROFILER, PACE)}
 # What findings become when it is known what lies behind them: a case, with remedies of its own.
 CASES: Mapping[str, Recommended] = {
     "uneven-work": Recommended(("length-grouping",), ("packing",), of="rank-arrives-last"),

@@ -17,6 +17,7 @@ from lostflops.finding import Finding, percent
 from lostflops.naming.host_causes import cause_of, causes_of
 from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
 from lostflops.recipes.idle.gaps import between_nodes
+from lostflops.recipes.idle.updates import UPDATES, in_updates
 from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.recipes.transfers import lengthened
 from lostflops.session import Answer, Session, Skipped
@@ -87,19 +88,19 @@ class Given:
     each rank's idle time has each name in those steps, `work` how often each rank runs each kernel of one
     grid in them, `paces` the same in steps that compute longer and in the others, `flops` what matrix
     products and attention ask for in all of them on ranks whose shapes tell, `in_checkpoints` how much of the
-    exposed copying was launched inside a checkpoint, ns, and
-    `in_long_pauses` how much of the host's other work comes in stretches of a millisecond or more, ns.
-    `saving` says for how long of each step a thread that launches nothing saves a checkpoint, and in which
-    row; `beside` for how long of the pauses of the thread that launches another thread runs Python, and in
-    what. `purposes` says what exposed communication is for, `operations` in which kinds of operations of one
-    size it is, ns, and `waited` what the ranks that others wait
-    for do meanwhile, as the recipe `communication_waited_for` does; `held_back` is how much exposed
-    communication began late because the host waited for its device, ns, and `surely_waited` how much of
-    what may be waiting or transfer is waiting for ranks that are here, ns. `beyond_fastest` is how much
-    longer exposed communication lasts than the same does at its fastest, where ranks are missing.
-    `clocks_apart` is by how much the
-    clocks of two ranks may still differ, ns. `advice` puts a remedy into the words of the framework that the
-    job uses, and `left` are those of some remedies that it could still make.
+    exposed copying was launched inside a checkpoint, ns, and `in_long_pauses` how much of the host's other
+    work comes in stretches of a millisecond or more, ns. `updates` says how long the GPU idles inside the
+    optimizer's step while the CPU launches its kernels, as `in_updates` does. `saving` says for how long of
+    each step a thread that launches nothing saves a checkpoint, and in which row; `beside` for how long of
+    the pauses of the thread that launches another thread runs Python, and in what. `purposes` says what
+    exposed communication is for, `operations` in which kinds of operations of one size it is, ns, and
+    `waited` what the ranks that others wait for do meanwhile, as the recipe `communication_waited_for` does;
+    `held_back` is how much exposed communication began late because the host waited for its device, ns, and
+    `surely_waited` how much of what may be waiting or transfer is waiting for ranks that are here, ns.
+    `beyond_fastest` is how much longer exposed communication lasts than the same does at its fastest, where
+    ranks are missing. `clocks_apart` is by how much the clocks of two ranks may still differ, ns. `advice`
+    puts a remedy into the words of the framework that the job uses, and `left` are those of some remedies
+    that it could still make.
     """
 
     answers: Mapping[str, Answer]
@@ -111,6 +112,7 @@ class Given:
     in_checkpoints: int = 0
     in_long_pauses: int = 0
     saving: pl.DataFrame = field(default_factory=SAVING.to_frame)
+    updates: pl.DataFrame = field(default_factory=UPDATES.to_frame)
     beside: pl.DataFrame = field(default_factory=BESIDE.to_frame)
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
     operations: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -340,6 +342,9 @@ def gather(
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
         between_nodes=total("between_nodes", partial(_between_nodes, trace)) if not on_host else 0,
+        updates=folded("updates", UPDATES, lambda: in_updates(trace, _table(session, "idle_causes"), counted))
+        if not on_host
+        else UPDATES.to_frame(),
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),

@@ -10,10 +10,20 @@ import polars as pl
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.naming.standing_still import stands_still
 
-from .declared import BESIDE, SLOWED
+from .declared import BESIDE, ONE_BY_ONE, PROFILER, SLOWED
 from .given import BETWEEN, OTHER_HOST, Given
 from .idle.graphs import pauses_inside_graphs
-from .idle.named import BETWEEN_FROM, BY_NAME, between_operators, named, names_of
+from .idle.named import (
+    BETWEEN_FROM,
+    BY_NAME,
+    between_operators,
+    launched_in_pieces,
+    named,
+    names_of,
+    own_code,
+)
+from .idle.optimizer import updated_one_by_one
+from .idle.profiler import profiler_works
 from .names import made_of, spoken, untold_after_wait
 from .one_rank.held_up import PAUSES, away, held_up, ranks_held_up
 from .page_findings import PER_STEP, PageFindings
@@ -28,6 +38,8 @@ MAY_BE_BLOCKED = (
 )
 SYNCHRONISING = "idle.host_synchronisation"
 WAITS = "(?i)synchronize"  # calls that wait for the device
+TOLD = (ONE_BY_ONE.name, PROFILER.name)  # findings that say by themselves what they are made of
+UNTOLD_FROM = 0.5  # of what waiting costs, from which on it is said that no row tells what was done
 SYNCS = 4  # waits per step, from which on they come from inside it
 # What is true of the idle time of one account alone.
 OF_IDLE = re.compile(r"of all step time, over|^upper limit:")
@@ -41,15 +53,19 @@ RECORD_STACKS = re.compile(r"Record call stacks: .*|To see which Python .*")
 
 def join_host(page: PageFindings) -> None:
     """Name what idle time is made of, and join what is about the same gaps."""
-    for finding in [f for f in page.all() if f.recipe == "idle_summary"]:
+    profiler_works(page)
+    if not _waits_again_and_again(page.given):
+        updated_one_by_one(page)
+    for finding in [f for f in page.all() if f.recipe == "idle_summary" and f.name not in TOLD]:
         page.replace(finding, named(page, finding))
     between_operators(page)
+    launched_in_pieces(page)
     _one_gap(page)
     _out_of_memory(page)
     _outside_window(page)
     _synchronised_often(page)
     _detects_anomalies(page)
-    _untold_after_waits(page)
+    _after_waits(page)
     pauses_inside_graphs(page)
     _slowed_by_saving(page)
     _beside_python(page)
@@ -100,6 +116,17 @@ def _waits_in_steps(given: Given) -> tuple[int, int]:
     return waiting.select(pl.col("calls_in_steps").sum(), pl.col("per_step").sum()).row(0)
 
 
+def _between(given: Given) -> int:
+    """What a host that runs ahead would hide of a mean step, ns."""
+    return sum(given.accounts.get(account, 0) for account in BETWEEN)
+
+
+def _waits_again_and_again(given: Given) -> bool:
+    """Whether the host waits for its device so often and for so long that all between would be hidden."""
+    often, held = _waits_in_steps(given)
+    return often >= SYNCS * given.num_steps and held >= _between(given) * len(given.steps)
+
+
 def _synchronised_often(page: PageFindings) -> None:
     """A host that waits for the GPU again and again never runs ahead, so its Python and its launches show.
 
@@ -107,12 +134,8 @@ def _synchronised_often(page: PageFindings) -> None:
     """
     given = page.given
     waits = page.of("host-waits-for-device")
-    if waits is None:
-        return
-    often, held = _waits_in_steps(given)
-    ranks = len(given.steps)
-    between = sum(given.accounts.get(account, 0) for account in BETWEEN)
-    if often < SYNCS * given.num_steps or held < between * ranks or not between:
+    often, between = _waits_in_steps(given)[0], _between(given)
+    if waits is None or not _waits_again_and_again(given) or not between:
         return
     members = [finding for account in BETWEEN if (finding := page.about(account))]
     cost = waits.size + between
@@ -129,7 +152,7 @@ def _synchronised_often(page: PageFindings) -> None:
                 cost_per_step=cost,
                 ns_per_step=max([joined.ns_per_step, *(m.ns_per_step for m in members)]),
                 claim=f"The GPU idles {page.share(cost)} because the CPU waits for it "
-                f"{often // given.num_steps:,} times per step, and then has to refill its queue.",
+                f"{often // given.num_steps:,} times per step before it launches more work.",
                 evidence=(
                     *told,
                     f"{milliseconds(between)} of it is launches and Python that a CPU that runs ahead hides",
@@ -153,12 +176,26 @@ def _detects_anomalies(page: PageFindings) -> None:
         page.absorb(told, [on])
 
 
-def _untold_after_waits(page: PageFindings) -> None:
-    """What a CPU does after it waited may be what takes long, and needs a row of its own to be told."""
+def _after_waits(page: PageFindings) -> None:
+    """What a CPU does after it waited may be what takes long: its own code, or what no row tells."""
     waits = page.of("host-waits-for-device")
-    untold = page.given.unnamed(SYNCHRONISING)
-    if waits is not None and untold and 2 * untold >= waits.size:
-        page.replace(waits, replace(waits, evidence=(*waits.evidence, untold_after_wait(untold))))
+    if waits is None:
+        return
+    told, untold = waits, page.given.unnamed(SYNCHRONISING)
+    if untold and untold >= UNTOLD_FROM * waits.size:
+        told = replace(told, evidence=(untold_after_wait(untold), *told.evidence))
+    names = [name for name in page.given.names["name"].unique() if name is not None]
+    own = [
+        (name, ns)
+        for name, ns in names_of(page, SYNCHRONISING)
+        # What launches as well does more than that, as a loop over steps does.
+        if own_code(name) and not any(other.endswith(f" in {name}") for other in names)
+    ]
+    if own and 2 * sum(ns for _, ns in own) >= waits.size:
+        runs = f"{spoken(own[0][0])} runs after the wait: the GPU idles less if it takes less"
+        told = replace(told, evidence=(runs, *told.evidence))
+    if told is not waits:
+        page.replace(waits, told)
 
 
 def _slowed_by_saving(page: PageFindings) -> None:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+import polars as pl
+
 from lostflops.finding import Finding, milliseconds, percent
 
 from .given import Given
@@ -21,6 +23,10 @@ class PageFindings:
     def __init__(self, given: Given) -> None:
         self.given = given
         self._findings = list(given.findings)
+
+    def replace_given(self, names: pl.DataFrame) -> None:
+        """From now on idle time is called so: what a finding of its own tells is not told again."""
+        self.given = replace(self.given, names=names)
 
     def all(self) -> Iterator[Finding]:
         yield from self._findings

@@ -169,7 +169,7 @@ class Session:
     def predicted(self, edits: Sequence[str]) -> dict[str, PredictedGain]:
         """What each of these edits, alone, gains; one that cannot be predicted says why.
 
-        Raises LostflopsError where the recording has no replay.
+        What commas join is made together. Raises LostflopsError where the recording has no replay.
         """
         options = {"edits": list(edits)}
         table = self._answers.read(PREDICTED, options)
@@ -182,7 +182,8 @@ class Session:
         """What `predicted` tells, a row for each edit, replayed now."""
         replay, rows = self.replay(), list[PredictedGain]()
         for text in edits:
-            rows.append(_gain(replay.predicted([edit(text)]), replay.trust))
+            together = [edit(one) for one in text.split(",")]
+            rows.append(_gain(replay.predicted(together), replay.trust))
         return pl.DataFrame(map(asdict, rows), schema=GAINS).with_columns(
             edit=pl.Series(edits, dtype=pl.String)
         )

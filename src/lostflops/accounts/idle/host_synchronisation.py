@@ -6,10 +6,11 @@ HOST_SYNCHRONISATION = Account(
     "idle.host_synchronisation",
     label="host synchronisation",
     said_by_group=WHILE,
-    meaning=LATE + "waits for the GPU, or refills the queue that this wait had drained.",
+    meaning=LATE + "waits for the GPU, or has launched no new work yet after that wait.",
     found="Synchronising calls on that thread (`cudaStreamSynchronize`, `cudaDeviceSynchronize`, "
-    "`aten::item`, a blocking copy); where such a call had emptied the queue, also the operators and "
-    "launches until new work arrives, for at most as long as the call took. On a CPU-only trace: "
+    "`aten::item`, a blocking copy); where such a call had emptied the queue, also what follows "
+    "until new work arrives (operators, launches, and less than a millisecond of other code or of what was "
+    "not recorded), for at most as long as the call took. On a CPU-only trace: "
     "calls of communication (`wait_tensor`, `c10d::…`) while no recorded communication runs.",
     remedy="Move `.item()`, `.cpu()` and prints of GPU values out of the step, or do them every hundredth "
     "step.",
@@ -21,7 +22,7 @@ HOST_SYNCHRONISATION = Account(
     spent="of waiting for the device",
     loss=Loss(
         "host-waits-for-device",
-        "because the CPU waited for it, and then had to refill its queue",
+        "because the CPU waited for it before it launched more work",
         0.03,
         takes_copies=True,
         on_host="inside calls of communication",

@@ -22,17 +22,21 @@ from lostflops.causes.names import (
 )
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding, milliseconds
+from lostflops.naming.host_causes import causes_of
 from lostflops.naming.standing_still import FILES, PIPES, stands_still
 from lostflops.naming.standing_still import WAITS as WAITS_FOR_OTHERS
 from lostflops.recipes.stretch_names import is_users
 
 BY_NAME, LOADING, LAUNCHING = "host-busy-elsewhere", "idle.data_loading", "idle.launch_bound"
+LONG_CALLS = "idle.long_call"
+# Calls that only ask for something.
+ASKS = re.compile(r"^(?:cuda|hip)(?:GetDeviceProperties|MemGetInfo|DeviceGetAttribute|FuncGetAttributes)")
 LAUNCHES = (LAUNCHING, "idle.host_synchronisation")  # of a function: what it asks of the GPU
 # Operators that change one tensor in place, as a loop over parameters does, and that have one for lists.
 IN_PLACE = re.compile(
     r"^aten::(add|sub|mul|div|lerp|addcmul|addcdiv|sqrt|neg|sign|pow|exp|abs|reciprocal|zero)_ in "
 )
-OPTIMIZERS = "torch/optim/"
+OPTIMIZERS, ONE_LAUNCH = "torch/optim/", "cuda-graph"
 # Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
 # lengthens just these pauses.
 BETWEEN_FROM = 0.15
@@ -69,6 +73,9 @@ def named(page: PageFindings, finding: Finding) -> Finding:
     named = made_of(replace(finding, rank=_alone(page, finding)), ((spoken(name), ns) for name, ns in parts))
     if SAVES_OR_LOGS in finding.claim and parts:
         return _saving_or_logging(page, named, parts)
+    if LONG_CALLS in finding.accounts and parts and ASKS.match(parts[0][0]) and named.is_mostly_these:
+        keep = f"Ask once, and keep what {spoken(parts[0][0])} answers; or ask less often than in each step."
+        return replace(named, next=keep, remedies=())
     if LAUNCHING in finding.accounts:
         return _tensor_by_tensor(page, named, parts)
     if finding.name != BY_NAME or not named.contributors:
@@ -140,6 +147,13 @@ def _can_go(name: str) -> bool:
         return still not in (WAITS_FOR_OTHERS, PIPES)
     theirs = name.startswith("torch/") or OPERATOR.match(name) or ON_CPU.search(name)
     return bool(FRAME.search(name)) and not theirs
+
+
+def own_code(name: str) -> bool:
+    """Whether a name is of a function of the job's own, other than its script, that waits for no device."""
+    head = name.partition(" in ")[0]
+    theirs = head.startswith("torch/") or causes_of([head], "frame") != [None]
+    return bool(FRAME.search(head)) and not theirs and not head.endswith(f": {SCRIPT}")
 
 
 def _by_function(parts: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -292,6 +306,30 @@ def between_operators(page: PageFindings) -> None:
             edit="",
         ),
     )
+
+
+def launched_in_pieces(page: PageFindings) -> None:
+    """A function that launches piece by piece, and whose own Python lies between: that is one cause."""
+    launching, python = page.about(LAUNCHING), page.of(BY_NAME)
+    if launching is None or python is None or launching.recipe != python.recipe:
+        return
+    of_both = [_mostly_in(names_of(page, f.accounts[0]), f.size) for f in (launching, python)]
+    if not of_both[0] or of_both[0] != of_both[1]:
+        return
+    cost, between = launching.size + python.size, milliseconds(python.size)
+    page.drop(python)
+    parts = [part for account in (LAUNCHING, OTHER_HOST) for part in names_of(page, account)]
+    told = replace(
+        launching,
+        claim=f"The GPU idles {page.share(cost)} because the CPU launches work too slowly, mostly in "
+        f"{without_place(spoken(of_both[0]))}.",
+        cost_per_step=cost,
+        ns_per_step=max(launching.ns_per_step, python.ns_per_step),
+        evidence=(f"{between} of it is Python between the launches",),
+        accounts=(*launching.accounts, *python.accounts),
+        edit=",".join(filter(None, (ONE_LAUNCH, python.edit))),
+    )
+    page.replace(launching, made_of(told, ((spoken(name), ns) for name, ns in parts)))
 
 
 def _of_a_library(name: str) -> bool:

@@ -59,8 +59,13 @@ def few(steps: pl.DataFrame) -> pl.DataFrame:
 
 def slow_first(steps: pl.DataFrame) -> pl.DataFrame:
     """First steps that take longer than all whole ones after them, themselves whole or not: the recording may
-    begin inside a step that warms up."""
-    length = pl.col("end") - pl.col("start")
+    begin inside a step that warms up.
+
+    What a device has still to do of steps before the recording is in the step in which that begins: of this
+    one counts no more than its host took.
+    """
+    of_host = pl.when(~pl.col("complete")).then(pl.col("host_end") - pl.col("host_start"))
+    length = pl.min_horizontal(pl.col("end") - pl.col("start"), of_host)
     # Outliers are told as such; on a device that was behind, the first step holds work of the one before.
     told = pl.col("left_out").cast(pl.String).is_in(["outlier", BEHIND]).fill_null(False)
     steps = steps.filter(~told)

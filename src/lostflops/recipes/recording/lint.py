@@ -87,6 +87,16 @@ def _range(name: str, start: int, end: int, complete: bool = True) -> dict[str, 
             ],
         ),
         Example(
+            "a recording that begins inside a step, while the device is still at those before",
+            given={
+                "steps": [
+                    _step(0, 0, 36, complete=False) | {"host_start": 0, "host_end": 4},
+                    *(_step(n, 36 + 10 * n, 46 + 10 * n) for n in (1, 2, 3)),
+                ]
+            },
+            expect=[],
+        ),
+        Example(
             "a range that was begun twice and never left, and two that cross",
             given={
                 "steps": [_step(n, 10_000 * n, 10_000 * n + 10_000) for n in (3, 4, 5)],

@@ -8,7 +8,7 @@ REMEDY = Remedy(
     does="The optimizer updates many parameters with one kernel.",
     changes={
         "pytorch": Change(
-            "Fuse the optimizer: `AdamW(…, fused=True)`.",
+            "Fuse the optimizer: `fused=True`, as in `AdamW(…, fused=True)`.",
             snippets=(
                 python(
                     "-optimizer = torch.optim.AdamW(model.parameters())",

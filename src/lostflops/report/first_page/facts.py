@@ -27,6 +27,14 @@ BUSY = 0.005  # of a core: less is shown as no load
 NEARLY_FULL = 0.95  # of a GPU's memory: from there on, allocations may fail or wait
 HELD = 0.01  # of the samples: reasons that held clocks down for less are not shown
 
+# Kernels of softmax, those apart that a loss runs; and the shares of compute from which on those of attention
+# without a kernel of its own are told.
+SOFTMAX, OF_A_LOSS = (
+    r"(?i)softmax",
+    r"(?i)log_?softmax|softmax_warp_\w+<[^>]*, true, (?:true|false)>|cross_entropy|nll",
+)
+SOFTMAX_FROM, BETWEEN_FROM = 0.05, 0.3
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -374,6 +382,26 @@ def mean_kernel(answers: Sequence[Answer]) -> float | None:
     compute = table.filter(pl.col("family").cast(pl.String) != "communication")
     calls = int(compute["calls"].sum())
     return int(compute["time"].sum()) / calls if calls else None
+
+
+def attention_by_hand(answers: Sequence[Answer]) -> float | None:
+    """What share of compute is elementwise work and reductions where softmax runs between matrix products and
+    no kernel is of attention; None for others, and where that is little."""
+    table = next((a.table for a in answers if a.recipe.name == "kernel_summary"), None)
+    if table is None or not {"family", "time", "name"} <= set(table.columns):
+        return None
+    family, name, time = pl.col("family").cast(pl.String), pl.col("name").cast(pl.String), pl.col("time")
+    softmax = name.str.contains(SOFTMAX) & ~name.str.contains(OF_A_LOSS)
+    whole, of_softmax, between, products, attention = table.filter(family != "communication").select(
+        time.sum(),
+        softmax=time.filter(softmax).sum(),
+        between=time.filter(softmax | family.is_in(["elementwise", "reduction"])).sum(),
+        products=time.filter(family == "gemm").sum(),
+        attention=time.filter(family == "attention").sum(),
+    ).row(0)  # fmt: skip
+    if attention or not products or of_softmax < SOFTMAX_FROM * whole or between < BETWEEN_FROM * whole:
+        return None
+    return between / whole
 
 
 def lines(facts: Facts, on_host: bool) -> list[FactLine]:

@@ -25,7 +25,7 @@ from .budget import Budget, budget
 from .moments import Moments, moments
 from .notes.lost_work import doubted, lost_work
 from .notes.of_one_run import OF_OTHER_TIMES, of_other_runs, of_other_times
-from .notes.profiler_overhead import own_work, profiler_at_work, with_profiler
+from .notes.profiler_overhead import doubting, own_work, profiler_at_work
 from .notes.shared_gpu import shared
 from .notes.step_kinds import of_two_kinds
 from .pipeline import Pipeline, pipeline
@@ -135,6 +135,13 @@ class Page:
                 f"hardly any time is lost between kernels, but these take {milliseconds(short)} on average: "
                 "fewer and larger ones (`torch.compile`, a larger batch) may take less."
             )
+        by_hand = facts.attention_by_hand(self.answers) if self.run.device_kind == "gpu" else None
+        if by_hand is not None:
+            return (
+                f"hardly any time is lost between kernels, but {percent(by_hand, 1)} of compute is softmax "
+                "and elementwise work, and no attention kernel runs: `scaled_dot_product_attention` may take "
+                "less."
+            )
         return "nothing here is worth a change."
 
     def nameless(self, text: str) -> str:
@@ -198,7 +205,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
         apart = _kept_notes(session, "page_other_runs", lambda: _other_runs(trace, session, run, counting))
     found = tuple(map(doubted, found)) if lost else found
     profiler = _kept_notes(session, "page_profiler", partial(_profiler, trace, session, steps, counting))
-    found = tuple(with_profiler(finding, profiler) for finding in found)
+    found = doubting(found, profiler)
     told = facts.known(trace, run, spent, windows, by_name, step_notes.tell_the_period(steps, counting))
     return Page(
         lostflops=__version__,

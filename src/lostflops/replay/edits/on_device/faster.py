@@ -41,10 +41,15 @@ def made(typed: Typed) -> Edit:
 
 
 def selected(job: RecordedJob, selection: str) -> np.ndarray:
-    """Kernels of a family, precision or phase by that name, or else those whose name holds the text."""
+    """Kernels of a family, precision or phase by that name, or else those whose name holds the text.
+
+    The optimizer is a phase, whatever its kernels do, and the family of kernels that do all of its update.
+    """
     operations = job.operations
     computes = pl.col("on_device") | (pl.col("what") == STRETCH)
-    if selection in FAMILIES:
+    if selection in FAMILIES and selection in PHASES:
+        chosen = (pl.col("family") == selection) | (pl.col("phase") == selection)
+    elif selection in FAMILIES:
         chosen = pl.col("family") == selection
     elif selection in PRECISIONS:
         chosen = pl.col("precision") == selection

@@ -5,16 +5,25 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from lostflops.errors import BadOption, shown
+
 from ...dependencies.edges import Int, Kind
 from ...edit import Edit, Edited, EditKind, Known, Typed, in_steps
 from ...host_time import per_step, within
+from ...launched_by import calls_of, host_edges
 from ...recorded import RecordedJob
+from ..on_device.faster import selected
 
-DISPATCH = "idle.launch_bound"
+DISPATCH, MODEL = "idle.launch_bound", "model"
 
 
 def made(typed: Typed) -> Edit:
     typed.none()
+    if typed.selection not in ("", MODEL):
+        raise BadOption(
+            f"'{shown(typed.text)}' does not say which work.",
+            f"'cuda-graph' is about all of a step, 'cuda-graph:{MODEL}' about all but the optimizer's.",
+        )
 
     def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
         if not job.operations["on_device"].any():
@@ -31,6 +40,9 @@ def made(typed: Typed) -> Edit:
         launches = (edges.kind == Kind.OWN) & calls[job.operation_of(edges.source)]
         launches &= in_steps(job, known.steps, edges.source)
         inside = np.where(launches, np.maximum(lags, 0), inside)
+        if typed.selection:
+            updates = job.on_device & selected(job, "optimizer")
+            inside = np.where(host_edges(job, calls_of(job, updates)), 0, inside)
         waits = (edges.kind == Kind.SYNC) & in_steps(job, known.steps, edges.target)
         doubts = ["shapes have to stay the same from step to step"]
         if waits.any():
@@ -41,13 +53,14 @@ def made(typed: Typed) -> Edit:
             doubts=tuple(doubts),
         )
 
-    return Edit(typed.text, "operators and launches cost the host nothing", apply, on_host=True)
+    but = " but in the optimizer" if typed.selection else ""
+    return Edit(typed.text, f"operators and launches cost the host nothing{but}", apply, on_host=True)
 
 
 CUDA_GRAPH = EditKind(
     "cuda-graph",
-    "cuda-graph",
-    "What if one call launched all the work of a step?",
+    "cuda-graph, cuda-graph:model",
+    "What if one call launched all the work of a step? 'model' leaves out the optimizer's.",
     "cuda-graph",
     made,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import polars as pl
@@ -15,6 +15,7 @@ OWN = ("Buffer Flush", "Instrumentation", "Resource", "Activity Buffer Request",
 WORTH_TELLING = 0.03  # of a step's time
 MOST_NAMED = 2
 IN_STEP = "In step "
+TOLD_APART = "profiler-at-work"  # the finding about time in which only the profiler works
 AT_WORK = "The profiler itself is at work in much of this time, and may be all that is the matter."
 
 
@@ -51,6 +52,17 @@ def profiler_at_work(rows: pl.DataFrame, gaps: pl.DataFrame, steps: pl.DataFrame
             f"{IN_STEP}{step} the profiler itself works ({named}) for {milliseconds(ns)} while the GPU "
             "idles: the job does not have that pause."
         )
+
+
+def doubting(findings: Iterable[Finding], told: Sequence[str]) -> tuple[Finding, ...]:
+    """The findings, those doubted in whose time the profiler may be at work.
+
+    Where a finding is about just that, the others are about the rest.
+    """
+    all_of_them = tuple(findings)
+    apart = any(finding.name == TOLD_APART for finding in all_of_them)
+    noted = [note for note in told if note.startswith(IN_STEP) or not apart]
+    return tuple(with_profiler(finding, noted) for finding in all_of_them)
 
 
 def with_profiler(finding: Finding, told: Sequence[str]) -> Finding:

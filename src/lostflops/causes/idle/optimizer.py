@@ -1,0 +1,121 @@
+"""An update in hundreds of small kernels, which the CPU launches one by one: to compile the model does not
+help there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import polars as pl
+
+from lostflops.causes.declared import ONE_BY_ONE
+from lostflops.causes.given import Given
+from lostflops.causes.names import made_of, spoken
+from lostflops.causes.page_findings import PER_STEP, PageFindings
+from lostflops.finding import Finding, milliseconds
+from lostflops.recipes.idle.updates import COMPUTE, LAUNCHING
+
+FROM = 0.05  # of a step, as of launching anywhere else
+FEWEST = 50  # kernels per step, of which one launch could take the place
+# Of a step, from which on an account's finding stays without the optimizer's part of it.
+LEFT = (0.05, 0.05, 0.1)
+FUSES = "fuse:optimizer"
+# Classes of PyTorch's with one kernel for all of an update, and those with one for lists of tensors.
+HAVE_FUSED = ("Adam", "AdamW", "SGD")
+HAVE_FOREACH = (
+    "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "ASGD", "RMSprop", "Rprop", "Adafactor",
+)  # fmt: skip
+LISTS = re.compile(r"^aten::_foreach_")
+WITHOUT_OPTIMIZER = "cuda-graph:model"
+# What is true of the idle time of one whole account.
+OF_ALL = re.compile(r"of all step time, over|^upper limit:|^the most on rank")
+
+
+def updated_one_by_one(page: PageFindings) -> None:
+    """Tell of idle time inside the optimizer's step by itself; findings about the rest keep the rest."""
+    given, steps = page.given, max(1, page.given.num_steps)
+    launched = given.updates.filter(account=COMPUTE)
+    inside = given.updates.filter(pl.col("account") != COMPUTE)
+    kernels, cost = int(launched["kernels"].sum()) // steps, int(inside["ns"].sum()) // steps
+    if given.on_host or kernels < FEWEST or not page.reaches(cost, FROM):
+        return
+    class_name = given.updates["optimizer"][0]
+    runs = int(launched["ns"].sum()) // steps
+    by_name = inside.drop_nulls("name").group_by("name").agg(pl.col("ns").sum()).sort("name")
+    names = [(str(name), ns // steps) for name, ns in by_name.iter_rows()]
+    can_fuse = class_name is None or class_name in HAVE_FUSED
+    of_lists = any(LISTS.match(name) for name, _ in names)
+    found = Finding(
+        name=ONE_BY_ONE.name,
+        claim=f"The GPU idles {page.share(cost)} because the CPU launches the {kernels:,} kernels of "
+        f"{f'`{class_name}`' if class_name else 'the optimizer'} too slowly.",
+        gain="at most",
+        ns_per_step=max(cost, _bound(given)),
+        cost_per_step=cost,
+        evidence=(f"these kernels take {milliseconds(runs // kernels)} each, {milliseconds(runs)} per step",),
+        next=_next(class_name, of_lists),
+        remedies=None if can_fuse else (),
+        recipe="idle_summary",
+        accounts=(LAUNCHING[0],),
+        edit=FUSES,
+    )
+    for account, share in zip(LAUNCHING, LEFT, strict=True):
+        member = page.about(account)
+        taken = int(inside.filter(account=account)["ns"].sum()) // steps
+        if member is not None and taken:
+            rest = member.size - taken
+            leave(page, member, rest, share, "without what is inside the optimizer's step", WITHOUT_OPTIMIZER)
+    page.put(made_of(found, ((spoken(name), ns) for name, ns in names)))
+    page.replace_given(others(given.names, inside))
+
+
+def _next(class_name: str | None, of_lists: bool) -> str:
+    if class_name is None or class_name in HAVE_FUSED:
+        return (
+            f"Fuse the optimizer: `{class_name or 'AdamW'}(…, fused=True)`, or with the Hugging Face Trainer "
+            '`optim="adamw_torch_fused"`.'
+        )
+    if class_name in HAVE_FOREACH and not of_lists:
+        return f"Update lists of tensors with one kernel: `{class_name}(…, foreach=True)`."
+    lists = "" if of_lists else "update lists of tensors in one call (`torch._foreach_…` functions), or "
+    said = f"{lists}compile it: `torch.compile(optimizer.step)`."
+    return f"In `{class_name}.step` {said}" if lists else f"{said[0].upper()}{said[1:]}"
+
+
+def _bound(given: Given) -> int:
+    """What no change of how work is launched gains more than, ns per step."""
+    table = given.table("idle_summary")
+    rows = None if table is None else table.filter(account=LAUNCHING[0])["at_most"].drop_nulls()
+    return 0 if rows is None or rows.is_empty() else int(rows[0])
+
+
+def leave(
+    page: PageFindings, member: Finding, left: int, from_share: float, says: str, launching: str = ""
+) -> None:
+    """What is left of a finding about an account, of which another tells a part: ns per step.
+
+    `says` is what is not in it, `launching` the edit of one about launching.
+    """
+    page.drop(member)
+    if not page.reaches(left, from_share):
+        return
+    evidence = (fact for fact in member.evidence if not OF_ALL.search(fact))
+    launches = member.accounts[0] == LAUNCHING[0]
+    page.put(
+        replace(
+            member,
+            claim=PER_STEP.sub(page.share(left), member.claim, count=1),
+            cost_per_step=left,
+            evidence=(says, *evidence),
+            edit=launching if launches else member.edit,
+        )
+    )
+
+
+def others(names: pl.DataFrame, inside: pl.DataFrame) -> pl.DataFrame:
+    """What idle time is called without the part of it that another finding tells."""
+    of = ["rank", "account", "name"]
+    taken = inside.select(*of, taken="ns")
+    rest = names.join(taken, on=of, how="left", nulls_equal=True, maintain_order="left")
+    left = pl.col("ns") - pl.col("taken").fill_null(0)
+    return rest.with_columns(ns=left).filter(pl.col("ns") > 0).select(names.columns)

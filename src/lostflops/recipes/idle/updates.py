@@ -1,0 +1,104 @@
+"""Idle time inside the optimizer's step, while the CPU launches an update in many kernels."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from lostflops import intervals
+from lostflops.recipes.accounting import LAUNCH_BOUND, LONG, OTHER_HOST, UNEXPLAINED
+from lostflops.store.trace import Trace
+
+# What a thread does between the launches of an update: none of it remains where one call launches all.
+LAUNCHING = (LAUNCH_BOUND, OTHER_HOST, UNEXPLAINED)
+COMPUTE = "compute"
+MARK = r"^Optimizer\.step#(\w+)\.step"
+FRAME = (
+    r"^torch/optim/(?:adam|adamw|sgd|nadam|radam|adamax|adagrad|adadelta|asgd|rmsprop|rprop|adafactor|muon)"
+    r"\.py\(\d+\): step$"
+)
+FUSED = r"(?i)fused_?(?:adam|sgd|adagrad|lamb|lion)|Fused\w+MathFunctor"  # kernels that do all of an update
+UPDATES = pl.Schema(
+    {
+        "rank": pl.Int32,
+        "account": pl.String,
+        "name": pl.String,
+        "optimizer": pl.String,
+        "ns": pl.Int64,
+        "kernels": pl.Int64,
+    }
+)
+
+
+def in_updates(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFrame) -> pl.DataFrame:
+    """How long the GPU idles inside steps of an optimizer while the CPU launches, by account and name, ns.
+
+    `stretches` is the table of `idle_causes`, `counted` has rank and step of the steps that count. Longer
+    pauses that run other code are not part of launching. A row of the account 'compute' says how many
+    kernels these steps launch, and for how long those run. `optimizer` is its class, null where no range
+    says it. Nothing where a kernel does all of an update.
+    """
+    spans, kernels = _steps_of_optimizers(trace), trace.table("kernels")
+    if stretches is None or kernels is None or spans.is_empty():
+        return UPDATES.to_frame()
+    length = pl.col("end") - pl.col("start")
+    calls_nothing = pl.col("account").is_in([OTHER_HOST, UNEXPLAINED])
+    idle = stretches.join(counted, on=["rank", "step"], how="semi").filter(
+        pl.col("account").is_in(LAUNCHING), ~calls_nothing | (length < LONG)
+    )
+    cover = intervals.union(spans.lazy(), ["rank"])
+    inside = intervals.inside(idle.lazy(), cover, {"ns": pl.lit(True)}).filter(pl.col("ns") > 0)
+    by_name = inside.group_by("rank", "account", pl.col("name").cast(pl.String)).agg(pl.col("ns").sum())
+    by_class = spans.group_by("optimizer").agg(ns=length.sum())
+    lasting = by_class.sort("ns", "optimizer", descending=[True, False])
+    launched = _launched(trace, kernels, cover, counted)
+    names = launched["name"].unique().cast(pl.String).drop_nulls()
+    if names.str.contains(FUSED).any():
+        return UPDATES.to_frame()
+    each = launched.group_by("rank").agg(pl.col("ns").sum(), kernels=pl.len())
+    told = [
+        by_name.with_columns(kernels=pl.lit(0)).collect(),
+        each.with_columns(account=pl.lit(COMPUTE), name=pl.lit(None, pl.String)),
+    ]
+    return pl.concat(
+        rows.with_columns(optimizer=pl.lit(lasting["optimizer"][0], pl.String)).select(
+            pl.col(c).cast(t) for c, t in UPDATES.items()
+        )
+        for rows in told
+    ).sort("rank", "account", "ns", "name", descending=[False, False, True, False])
+
+
+def _launched(
+    trace: Trace, kernels: pl.LazyFrame, cover: pl.LazyFrame, counted: pl.DataFrame
+) -> pl.DataFrame:
+    """The kernels that were launched inside these intervals in steps that count: rank, name, ns."""
+    steps = trace.table("steps")
+    begun = pl.coalesce("host_start", "start")
+    order = pl.DataFrame() if steps is None else steps.select("rank", "step", at=begun).sort("at").collect()
+    held = cover.select("rank", at="start", until="end").sort("at").collect()
+    asked = (
+        kernels.filter(pl.col("launch_start").is_not_null())
+        .select("rank", "name", at="launch_start", ns=pl.col("end") - pl.col("start"))
+        .sort("at")
+        .collect()
+        .join_asof(held, on="at", by="rank", check_sortedness=False)
+        .filter(pl.col("at") < pl.col("until"))
+    )
+    if steps is not None:
+        placed = asked.join_asof(order, on="at", by="rank", check_sortedness=False)
+        asked = placed.join(counted, on=["rank", "step"], how="semi")
+    return asked.select("rank", "name", "ns")
+
+
+def _steps_of_optimizers(trace: Trace) -> pl.DataFrame:
+    """When optimizers step: rank, start, end, optimizer; by the framework's ranges, or else by frames."""
+    for table, mark in (("ranges", MARK), ("frames", FRAME)):
+        rows = trace.table(table)
+        if rows is None:
+            continue
+        name = pl.col("name").cast(pl.String)
+        names = rows.select(name.unique()).collect()["name"].drop_nulls()
+        steps = names.filter(names.str.contains(mark)).to_list()
+        if steps:
+            mine = rows.filter(name.is_in(steps))
+            return mine.select("rank", "start", "end", optimizer=name.str.extract(MARK)).collect()
+    return pl.DataFrame(schema={"rank": pl.Int32, "start": pl.Int64, "end": pl.Int64, "optimizer": pl.String})

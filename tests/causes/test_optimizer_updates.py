@@ -1,0 +1,140 @@
+"""Idle time inside the optimizer's step: what it is told as, and what is told of the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lostflops
+from lostflops.finding import Finding
+from made_runs import THREAD, made
+
+US = 1_000
+STEP = 6_700 * US
+
+
+def job(
+    mark: str | None = "Optimizer.step#AdamW.step",
+    frame: str = "",
+    operator: str = "aten::mul_",
+    kernel: str = "vectorized_elementwise_kernel",
+    model: int = 0,
+    updates: int = 60,
+) -> dict[str, list[dict[str, Any]]]:
+    """Four steps of 6.7 ms: the GPU multiplies for 1 ms, and then runs so many updates of 2 µs, each launched
+    80 µs after the one before; `model` is how many kernels of 2 µs the forward pass launches so."""
+    tables: dict[str, list[dict[str, Any]]] = {
+        "ranks": [
+            {"rank": 0, "end": 4 * STEP, "device_kind": "gpu", "main_thread": THREAD, "world_size": 1}
+        ],
+        "steps": [], "kernels": [], "operators": [], "launches": [], "ranges": [], "frames": [],
+    }  # fmt: skip
+    correlation = 0
+
+    def launch(at: int, runs: int, phase: str, name: str, operated: str) -> None:
+        nonlocal correlation
+        correlation += 1
+        tables["operators"].append(
+            {"start": at - 70 * US, "end": at + 7 * US, "thread": THREAD, "name": operated, "phase": phase}
+        )
+        call = {"start": at - 5 * US, "end": at + 5 * US, "thread": THREAD}
+        tables["launches"].append({**call, "name": "cudaLaunchKernel", "correlation": correlation})
+        tables["kernels"].append(
+            {"start": at + 5 * US, "end": at + 5 * US + runs, "name": name, "stream": 7, "phase": phase}
+            | {"family": "gemm" if runs > US * 99 else "elementwise", "correlation": correlation}
+            | {"launch_start": at - 5 * US, "launch_end": at + 5 * US, "thread": THREAD}
+        )
+
+    for step in range(4):
+        at = step * STEP
+        tables["steps"].append(
+            {
+                "step": step,
+                "start": at,
+                "end": at + STEP,
+                "host_start": at,
+                "source": "profiler",
+                "complete": True,
+            }
+        )
+        for number in range(model):
+            launch(at + (80 * number + 60) * US, 2 * US, "forward", "add", "aten::add")
+        begins = at + (80 * model + 70) * US
+        launch(begins, 1_000 * US, "forward", "gemm", "aten::mm")
+        since = begins + 1_000 * US
+        until = since + (80 * updates - 13) * US  # when the last one has run
+        for number in range(updates):
+            launch(since + (80 * number + 60) * US, 2 * US, "optimizer", kernel, operator)
+        if mark:
+            tables["ranges"].append({"start": since, "end": until, "thread": THREAD, "name": mark})
+        if frame:
+            tables["frames"].append({"start": since, "end": until, "thread": THREAD, "name": frame})
+    return {name: rows for name, rows in tables.items() if rows}
+
+
+def told(folder: Path, **of: Any) -> dict[str, Finding]:
+    return {f.name: f for f in lostflops.why(made(folder, job(**of))).findings}
+
+
+def test_an_update_in_many_kernels_asks_for_a_fused_optimizer(tmp_path: Path) -> None:
+    """Before the first of 60 kernels the GPU idles for 60 µs, before each of the others for 78."""
+    found = told(tmp_path)
+    one = found["optimizer-launch-bound"]
+    assert one.claim == (
+        "The GPU idles 4.66 ms per step (69.6 %) because the CPU launches the 60 kernels of `AdamW` too "
+        "slowly."
+    )
+    assert one.evidence == ("these kernels take 2.00 µs each, 120 µs per step",)
+    assert one.next == "Fuse the optimizer: `fused=True`, as in `AdamW(…, fused=True)`."
+    assert one.remedies == ("fused-optimizer",) and one.edit == "fuse:optimizer"
+    assert one.predicted is not None and one.predicted.ns > 4_000 * US
+    assert not {"launch-bound", "host-busy-elsewhere"} & {*found}
+    assert not any("without" in fact for fact in found["idle-unexplained"].evidence)  # all outside
+
+
+def test_what_the_model_launches_slowly_stays_a_finding_of_its_own(tmp_path: Path) -> None:
+    """The forward pass launches 20 kernels as slowly, in 1.6 of 6.7 ms."""
+    found = told(tmp_path, model=20, updates=50)
+    rest = found["launch-bound"]
+    assert found["optimizer-launch-bound"].claim.startswith("The GPU idles 3.88 ms per step (57.9 %)")
+    assert rest.edit == "cuda-graph:model" and "`aten::mul_`" not in " ".join(rest.contributors)
+    assert rest.predicted is not None and rest.predicted.ns < 1_700 * US
+
+
+@pytest.mark.parametrize(
+    ("mark", "says"),
+    [
+        ("Optimizer.step#SGD.step", "fused=True"),
+        (
+            "Optimizer.step#RMSprop.step",
+            "Update lists of tensors with one kernel: `RMSprop(…, foreach=True)`.",
+        ),
+        (
+            "Optimizer.step#Ours.step",
+            "In `Ours.step` update lists of tensors in one call (`torch._foreach_…` functions), or compile",
+        ),
+    ],
+)
+def test_an_optimizer_without_a_fused_kernel_is_not_to_be_fused(tmp_path: Path, mark: str, says: str) -> None:
+    found = told(tmp_path, mark=mark)["optimizer-launch-bound"]
+    assert says in found.next and ("fused-optimizer" in (found.remedies or ())) == ("fused" in says)
+
+
+def test_an_optimizer_that_updates_lists_is_to_be_compiled(tmp_path: Path) -> None:
+    found = told(tmp_path, mark="Optimizer.step#RMSprop.step", operator="aten::_foreach_mul_")
+    assert found["optimizer-launch-bound"].next == "Compile it: `torch.compile(optimizer.step)`."
+
+
+def test_frames_tell_of_an_optimizer_where_no_range_does(tmp_path: Path) -> None:
+    found = told(tmp_path, mark=None, frame="torch/optim/adamw.py(140): step")
+    assert "the 60 kernels of the optimizer" in found["optimizer-launch-bound"].claim
+
+
+@pytest.mark.parametrize(
+    "of", [{"updates": 40}, {"kernel": "multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4> >"}]
+)
+def test_few_kernels_or_fused_ones_are_no_updates_one_by_one(tmp_path: Path, of: dict[str, Any]) -> None:
+    found = told(tmp_path, **of)
+    assert "optimizer-launch-bound" not in found and "launch-bound" in found
