@@ -95,3 +95,46 @@ def test_a_rank_of_a_pipeline_that_runs_more_kernels_has_more_layers(
     told = replace(given(rows, work, communication_wait=waits), flops=flops, advice=asked_for)
     advice = for_one(PageFindings(told), 1, "compute")
     assert advice.text == asked and advice.evened == (asked == "uneven-work")
+
+
+@pytest.mark.parametrize(
+    ("values", "moved", "told"),
+    [
+        (90, 20, ["host-waits-for-device 12", "copies-exposed 6"]),
+        (89, 20, ["copies-exposed 16", "host-waits-for-device 12"]),  # others may be what the host waits in
+        (90, 14, ["host-waits-for-device 12", "copies-exposed 5"]),
+        (90, 13, ["host-waits-for-device 12"]),  # less than a twentieth of the step: the readings' own
+    ],
+)
+def test_the_calls_that_read_values_are_waits_beside_copies_that_move_data(
+    values: int, moved: int, told: list[str]
+) -> None:
+    """Of 100 copies to the host some are of whole activations: idle time in calls was told twice."""
+    rows = [
+        {"direction": "device to host", "copies_in_steps": 100, "values_in_steps": values}
+        | {"bytes_in_steps": 1 << 30, "in_steps": 6 * MS, "idle_in_calls": 40 * MS, "idle_per_step": 10 * MS},
+        {
+            "direction": "host to device",
+            "copies_in_steps": 10,
+            "values_in_steps": 0,
+            "bytes_in_steps": 1 << 30,
+        }
+        | {"in_steps": moved * MS, "idle_in_calls": 0, "idle_per_step": 0},
+    ]
+    more = {"rank": 0, "host_memory": "pinned", "hidden_in_steps": 0}
+    table = pl.DataFrame([row | more for row in rows])
+    cost = (6 + moved) // 4 + 10
+    claim = "Copies that nothing hides cost 9.00 ms per step (9.0 %), most of it device to host."
+    fact = "nothing hides 26.0 ms of it, and the GPU idles another 40.0 ms in calls that copy"
+    found = page(
+        finding("copies-exposed", "copy", cost, claim, evidence=(fact,)),
+        finding("host-waits-for-device", WAITS, 12),
+        tables={"copy_summary_by_time": table},
+        join=join_copies,
+    )
+    assert sorted(f"{one.name} {one.size // MS}" for one in found) == sorted(told)
+    for one in found if values == 90 else ():
+        if one.name == "copies-exposed":
+            left = f"{cost - 10:.2f} ms per step ({cost - 10:.1f} %)"
+            assert one.claim == f"Copies that nothing hides cost {left}, most of it host to device."
+            assert one.evidence == ("nothing hides 26.0 ms of it",)

@@ -9,6 +9,9 @@ import polars as pl
 
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, percent
+from lostflops.recipes.copies.beside_work import VALUE_BYTES
+from lostflops.recipes.copies.cost import advice, costliest
+from lostflops.recipes.copies.summary_by_time import WORTH_SAYING as EXPOSED_FROM
 
 from .idle.named import SAVES, SAVES_OR_LOGS, names_of
 from .names import NAMED_FROM
@@ -25,7 +28,7 @@ WORTH_SAYING = 0.01
 # Idle time after work was launched: what it waits for, and a call that blocks with it, is no copy's doing.
 NOT_OWN = ("idle.unrecorded", "idle.dependency")
 IDLES_TOO = ", and the GPU idles another"
-VALUE_BYTES = 64 << 10  # copies of more bring data, not values
+MOSTLY_VALUES = 0.9  # of the copies to the host: then it is those that the host waits in
 
 
 def join_copies(page: PageFindings) -> None:
@@ -125,8 +128,45 @@ def _calls(page: PageFindings, cause: Finding) -> None:
             # `.item()` and the like copy some bytes: it is the waiting that costs.
             page.absorb(idle, [cause])
             return
+        if waits and (reading := _idle_reading(page, cause)):
+            _moving_alone(page, cause, idle, reading)
+            return
         if copying >= HALF * idle.size:
             cause = page.absorb(cause, [idle], max(0, copying - _in_calls(page)))
+
+
+def _idle_reading(page: PageFindings, cause: Finding) -> int:
+    """Idle time in the calls that read values, which the finding about copies counts, ns per step: it is the
+    waiting's. 0 where other copies to the host are more than a few."""
+    table = page.given.table("copy_summary_by_time")
+    if table is None:
+        return 0
+    back = table.filter(pl.col("direction") == "device to host")
+    if cause.name == "copies-pageable":
+        back = back.filter(pl.col("host_memory") == "pageable")
+    copies, values, idle = back.select(
+        pl.col("copies_in_steps", "values_in_steps", "idle_per_step").sum()
+    ).row(0)
+    return (idle or 0) // table["rank"].n_unique() if copies and values >= MOSTLY_VALUES * copies else 0
+
+
+def _moving_alone(page: PageFindings, cause: Finding, idle: Finding, reading: int) -> None:
+    """The finding about copies without the idle time in calls that read values, of which `idle` tells."""
+    left = cause.size - reading
+    if not page.reaches(left, EXPOSED_FROM):
+        page.absorb(idle, [cause])
+        return
+    facts = (fact.partition(IDLES_TOO)[0] for fact in cause.evidence)
+    told = replace(cause, cost_per_step=left, evidence=tuple(facts))
+    table = page.given.table("copy_summary_by_time")
+    if cause.name == "copies-exposed" and table is not None:
+        back = pl.col("direction") == "device to host"
+        moving = table.with_columns(idle_in_calls=pl.when(~back).then("idle_in_calls").fill_null(0))
+        most = costliest(moving)
+        then, remedies = advice(moving, most)
+        claim = f"Copies that nothing hides cost {page.share(left)}, most of it {most}."
+        told = replace(told, claim=claim, next=then, remedies=told.remedies if remedies is None else remedies)
+    page.replace(cause, told)
 
 
 def _in_calls(page: PageFindings) -> int:

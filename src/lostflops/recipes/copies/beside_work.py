@@ -11,8 +11,10 @@ from lostflops.recipes.accounting import LONG
 from lostflops.recipes.means import quotient
 from lostflops.recipes.steps.totals import nothing_elsewhere
 
-NOTHING = ("copies", "bytes", "time", "hidden", "exposed", "copies_in_steps", "bytes_in_steps", "held",
-           "hidden_in_steps", "in_steps", "idle_in_calls", "idle_per_step", "at_most")  # fmt: skip
+VALUE_BYTES = 64 << 10  # copies of more bring data, not values
+NOTHING = ("copies", "bytes", "time", "hidden", "exposed", "copies_in_steps", "values_in_steps",
+           "bytes_in_steps", "held", "hidden_in_steps", "in_steps", "idle_in_calls", "idle_per_step",
+           "at_most")  # fmt: skip
 
 
 def summed(copies: pl.LazyFrame, activity: pl.LazyFrame, kinds: Sequence[str]) -> pl.LazyFrame:
@@ -25,6 +27,11 @@ def summed(copies: pl.LazyFrame, activity: pl.LazyFrame, kinds: Sequence[str]) -
         _timed=_length().filter(pl.col("bytes").is_not_null()).sum(),
         _timed_in_steps=_length().filter(pl.col("bytes").is_not_null() & pl.col("_in_step")).sum(),
         copies_in_steps=pl.col("_in_step").sum().cast(pl.Int64),
+        values_in_steps=(
+            pl.col("_in_step") & (pl.col("direction") == "device to host") & (pl.col("bytes") <= VALUE_BYTES)
+        )
+        .sum()
+        .cast(pl.Int64),
         bytes_in_steps=_known_bytes(pl.col("_in_step")),
         _launched=(pl.col("launch_start").is_not_null() | ~pl.col("_in_step")).all(),
     )
