@@ -236,7 +236,11 @@ def test_gradients_in_one_bucket_are_told_to_begin_when_the_last_of_them_is_ther
             second = {**row, "start": row["start"] + 200, "correlation": row["correlation"] + 1}
             tables[name].append(second | ({"arrival": second["start"]} if name == "collectives" else {}))
             row["end"] -= 200
-    assert not any("has all gradients" in told for told in of_both(tmp_path / "two", tables).evidence)
+    assert not any("all gradients" in told for told in of_both(tmp_path / "two", tables).evidence)
+    for row in tables["collectives"]:
+        row["bytes_in"] = 64 if row["start"] % 1000 == 800 else row["bytes_in"]
+    small = of_both(tmp_path / "small", tables)
+    assert any("has nearly all gradients" in told for told in small.evidence)
 
 
 @pytest.mark.parametrize(("gained", "prefetches"), [(300, True), (20, False)])

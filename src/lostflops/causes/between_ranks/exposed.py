@@ -175,9 +175,10 @@ def _in_one_bucket(page: PageFindings, cost: int) -> Iterator[str]:
         return
     exposed, whole = split.select(pl.col("in_steps", "total_in_steps").sum()).row(0)
     if exposed >= MOSTLY_ONE * whole:
+        every = "all" if reduced["bytes"].sum() == most["bytes"].sum() else "nearly all"
         yield (
-            f"one all-reduce of {bytes_of(most['bytes'][0])} per step has all gradients, and begins when the "
-            "last of them is there: smaller buckets would begin during the backward pass"
+            f"one all-reduce of {bytes_of(most['bytes'][0])} per step has {every} gradients, and begins when "
+            "the last of them is there: smaller buckets would begin during the backward pass"
         )
 
 
