@@ -40,15 +40,8 @@ def _step(number: int, start: int, end: int, complete: bool = True) -> dict[str,
 
 
 def _range(name: str, start: int, end: int, complete: bool = True) -> dict[str, object]:
-    return {
-        "name": name,
-        "start": start,
-        "end": end,
-        "thread": 7,
-        "nested": True,
-        "domain": "user",
-        "complete": complete,
-    }
+    where = {"start": start, "end": end, "thread": 7}
+    return {"name": name, "nested": True, "domain": "user", "complete": complete, **where}
 
 
 @recipe(
@@ -166,9 +159,8 @@ def _found(name: str, claim: str, evidence: tuple[str, ...], then: str, doubt: s
 
 def _tell_few(rows: pl.DataFrame) -> Finding:
     least = rows.sort("found", "rank").row(0, named=True)
-    steps = {0: "No whole step", 1: "Only 1 whole step"}.get(
-        least["found"], f"Only {least['found']} whole steps"
-    )
+    named = {0: "No whole step", 1: "Only 1 whole step"}
+    steps = named.get(least["found"], f"Only {least['found']} whole steps")
     return _found(
         "few-whole-steps",
         f"{steps} of rank {least['rank']} {'were' if least['found'] > 1 else 'was'} recorded.",
@@ -178,9 +170,8 @@ def _tell_few(rows: pl.DataFrame) -> Finding:
 
 
 def _tell_slow_first(rows: pl.DataFrame) -> Finding:
-    worst = rows.sort(pl.col("ns") / pl.col("beside_ns"), descending=True, maintain_order=True).row(
-        0, named=True
-    )
+    ratio = pl.col("ns") / pl.col("beside_ns")
+    worst = rows.sort(ratio, descending=True, maintain_order=True).row(0, named=True)
     return _found(
         "slow-first-step",
         f"The first recorded step of rank {worst['rank']} takes {milliseconds(worst['ns'])}, the median of "
