@@ -170,10 +170,8 @@ class Detector:
         columns, values, known = columns[enough], values[:, enough], known[:, enough]
         if not len(columns):
             return
-        level = np.median(values, axis=0)
-        gaps = np.isnan(level)  # a rank lacks steps that others have
-        level[gaps] = np.nanmedian(values[:, gaps], axis=0) if gaps.any() else 0.0
-        scatter = NORMAL * np.nanmedian(np.abs(values - level), axis=0)
+        level = _medians(values)
+        scatter = NORMAL * _medians(np.abs(values - level))
         most = np.maximum(MOST, SCATTERS * scatter)
         e = np.where(known, np.clip(values - level, -most, most), 0.0)
         blocks = len(e) // MEANS
@@ -214,3 +212,12 @@ class Detector:
 def _recent(beyond: npt.NDArray[np.uint16]) -> Whole:
     """How many of the last `LEAST` steps lie beyond k: a bit each, the last the lowest."""
     return ((beyond[..., None] >> np.arange(LEAST, dtype=np.uint16)) & 1).sum(axis=-1)
+
+
+def _medians(values: Numbers) -> Numbers:
+    """Of each column; a rank may lack steps that others have."""
+    found = np.median(values, axis=0)
+    gaps = np.isnan(found)
+    if gaps.any():
+        found[gaps] = np.nanmedian(values[:, gaps], axis=0)
+    return found
