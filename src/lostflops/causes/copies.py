@@ -109,8 +109,13 @@ def _waiting_for_unrecorded_work(page: PageFindings) -> None:
         page.drop(finding)
         if page.reaches(most, WORTH_SAYING):
             claim = PER_STEP.sub(page.share(most), finding.claim, count=1)
-            facts = (fact.partition(IDLES_TOO)[0] for fact in finding.evidence)
-            page.put(replace(finding, claim=claim, cost_per_step=most, evidence=tuple(facts)))
+            page.put(replace(_without_idle(finding, most), claim=claim))
+
+
+def _without_idle(finding: Finding, cost: int) -> Finding:
+    """The finding at a cost that holds no idle time in calls, of which its evidence told."""
+    facts = (fact.partition(IDLES_TOO)[0] for fact in finding.evidence)
+    return replace(finding, cost_per_step=cost, evidence=tuple(facts))
 
 
 def _calls(page: PageFindings, cause: Finding) -> None:
@@ -156,8 +161,7 @@ def _moving_alone(page: PageFindings, cause: Finding, idle: Finding, reading: in
     if not page.reaches(left, EXPOSED_FROM):
         page.absorb(idle, [cause])
         return
-    facts = (fact.partition(IDLES_TOO)[0] for fact in cause.evidence)
-    told = replace(cause, cost_per_step=left, evidence=tuple(facts))
+    told = _without_idle(cause, left)
     table = page.given.table("copy_summary_by_time")
     if cause.name == "copies-exposed" and table is not None:
         back = pl.col("direction") == "device to host"

@@ -21,14 +21,12 @@ _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$")
 _INSIDE = re.compile(r"^(?P<what>.+?) in (?P<frame>\S+\(\d+\): .+)$")
 _BUILT_IN = re.compile(r"^<built-in (?:function|method) (?P<function>[^\s>]+)")
 # What asks a GPU how it is, by maker.
-_AMD, _OF_AMD = (
-    re.compile(r"AMD|Instinct|Radeon|gfx\d"),
-    {
-        "`nvidia-smi -q -d PERFORMANCE`": "`amd-smi metric --clock --power --temperature`",
-        "`nvidia-smi topo -m` and `nvidia-smi nvlink --status`": "`amd-smi topology` and `amd-smi xgmi`",
-        "`nvidia-smi`": "`amd-smi process`",
-    },
-)
+_AMD = re.compile(r"AMD|Instinct|Radeon|gfx\d")
+_OF_AMD = {
+    "`nvidia-smi -q -d PERFORMANCE`": "`amd-smi metric --clock --power --temperature`",
+    "`nvidia-smi topo -m` and `nvidia-smi nvlink --status`": "`amd-smi topology` and `amd-smi xgmi`",
+    "`nvidia-smi`": "`amd-smi process`",
+}
 _PLACE = re.compile(r" \([^()]*:\d+\)")
 _LOGGING = re.compile(
     r"(?:^|[/`. ])(?:logging|tqdm|rich|wandb|tensorboardX?|mlflow|comet_ml|neptune|clearml)\b"

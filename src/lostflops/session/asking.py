@@ -19,7 +19,7 @@ from lostflops.finding import Finding, PredictedGain
 from lostflops.recipe import Recipe
 from lostflops.recipes import named
 from lostflops.recipes.steps.sizes import sized
-from lostflops.replay.edits import edit
+from lostflops.replay.edits import together
 from lostflops.replay.trust import Trust
 from lostflops.replay.whatif import PredictedStep, Replay
 from lostflops.store.answers import Answers
@@ -182,8 +182,7 @@ class Session:
         """What `predicted` tells, a row for each edit, replayed now."""
         replay, rows = self.replay(), list[PredictedGain]()
         for text in edits:
-            together = [edit(one) for one in text.split(",")]
-            rows.append(_gain(replay.predicted(together), replay.trust))
+            rows.append(_gain(replay.predicted(together(text)), replay.trust))
         return pl.DataFrame(map(asdict, rows), schema=GAINS).with_columns(
             edit=pl.Series(edits, dtype=pl.String)
         )

@@ -4,10 +4,12 @@ help there."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 import polars as pl
 
+from lostflops.accounts import ACCOUNTS
 from lostflops.causes.declared import ONE_BY_ONE
 from lostflops.causes.given import Given
 from lostflops.causes.names import made_of, spoken
@@ -17,8 +19,6 @@ from lostflops.recipes.idle.updates import COMPUTE, LAUNCHING
 
 FROM = 0.05  # of a step, as of launching anywhere else
 FEWEST = 50  # kernels per step, of which one launch could take the place
-# Of a step, from which on an account's finding stays without the optimizer's part of it.
-LEFT = (0.05, 0.05, 0.1)
 FUSES = "fuse:optimizer"
 # Classes of PyTorch's with one kernel for all of an update, and those with one for lists of tensors.
 HAVE_FUSED = ("Adam", "AdamW", "SGD")
@@ -59,14 +59,8 @@ def updated_one_by_one(page: PageFindings) -> None:
         accounts=(LAUNCHING[0],),
         edit=FUSES,
     )
-    for account, share in zip(LAUNCHING, LEFT, strict=True):
-        member = page.about(account)
-        taken = int(inside.filter(account=account)["ns"].sum()) // steps
-        if member is not None and taken:
-            rest = member.size - taken
-            leave(page, member, rest, share, "without what is inside the optimizer's step", WITHOUT_OPTIMIZER)
+    leave_rest(page, inside, LAUNCHING, "without what is inside the optimizer's step", WITHOUT_OPTIMIZER)
     page.put(made_of(found, ((spoken(name), ns) for name, ns in names)))
-    page.replace_given(others(given.names, inside))
 
 
 def _next(class_name: str | None, of_lists: bool) -> str:
@@ -89,33 +83,40 @@ def _bound(given: Given) -> int:
     return 0 if rows is None or rows.is_empty() else int(rows[0])
 
 
-def leave(
-    page: PageFindings, member: Finding, left: int, from_share: float, says: str, launching: str = ""
+def leave_rest(
+    page: PageFindings, told: pl.DataFrame, accounts: Iterable[str], says: str, launching: str = ""
 ) -> None:
-    """What is left of a finding about an account, of which another tells a part: ns per step.
+    """Leave to the findings about these accounts, and to their names, what another does not tell by itself.
 
-    `says` is what is not in it, `launching` the edit of one about launching.
+    `told` is what it tells: rank, account, name, ns of all steps. `says` is what is not in the others now,
+    and `launching` the edit of the one about launching. One that is not worth a finding any more goes.
     """
-    page.drop(member)
-    if not page.reaches(left, from_share):
-        return
-    evidence = (fact for fact in member.evidence if not OF_ALL.search(fact))
-    launches = member.accounts[0] == LAUNCHING[0]
-    page.put(
-        replace(
-            member,
-            claim=PER_STEP.sub(page.share(left), member.claim, count=1),
-            cost_per_step=left,
-            evidence=(says, *evidence),
-            edit=launching if launches else member.edit,
+    for account in accounts:
+        member, loss = page.about(account), ACCOUNTS[account].loss
+        taken = int(told.filter(account=account)["ns"].sum()) // max(1, page.given.num_steps)
+        if member is None or loss is None or not taken:
+            continue
+        page.drop(member)
+        left = member.size - taken
+        if not page.reaches(left, loss.from_share):
+            continue
+        evidence = (fact for fact in member.evidence if not OF_ALL.search(fact))
+        page.put(
+            replace(
+                member,
+                claim=PER_STEP.sub(page.share(left), member.claim, count=1),
+                cost_per_step=left,
+                evidence=(says, *evidence),
+                edit=launching if member.accounts[0] == LAUNCHING[0] else member.edit,
+            )
         )
-    )
+    page.replace_given(_others(page.given.names, told))
 
 
-def others(names: pl.DataFrame, inside: pl.DataFrame) -> pl.DataFrame:
+def _others(names: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
     """What idle time is called without the part of it that another finding tells."""
     of = ["rank", "account", "name"]
-    taken = inside.select(*of, taken="ns")
+    taken = told.select(*of, taken="ns")
     rest = names.join(taken, on=of, how="left", nulls_equal=True, maintain_order="left")
     left = pl.col("ns") - pl.col("taken").fill_null(0)
     return rest.with_columns(ns=left).filter(pl.col("ns") > 0).select(names.columns)

@@ -9,13 +9,13 @@ from lostflops.causes.names import listed, made_of, spoken
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding
 
-from .optimizer import leave, others
+from .optimizer import leave_rest
 
 FROM = 0.03  # of a step
 # What CUPTI says that it does for itself. No job calls its own ranges so.
 OWN = ("Buffer Flush", "Activity Buffer Request", "Profiler Overhead")
-# Accounts that have no name of their own, and the share of a step from which on a finding about them stays.
-UNNAMED = {"idle.launch_bound": 0.05, "idle.long_call": 0.01, "idle.other_host_work": 0.05}
+# Accounts that have no name of their own.
+UNNAMED = ("idle.launch_bound", "idle.long_call", "idle.other_host_work")
 LESS = (
     "Nothing is to be changed: the job does not have these pauses when it is not recorded. Record less for a "
     "page without them: fewer steps, and neither shapes nor call stacks."
@@ -26,17 +26,13 @@ def profiler_works(page: PageFindings) -> None:
     """Tell of idle time that is the profiler's own by itself; findings about the rest keep the rest."""
     given, steps = page.given, max(1, page.given.num_steps)
     head = pl.col("name").str.extract(r"^(.+?)(?: in |$)")
-    own = given.names.filter(pl.col("account").is_in(list(UNNAMED)), head.is_in(OWN))
+    own = given.names.filter(pl.col("account").is_in(UNNAMED), head.is_in(OWN))
     cost = int(own["ns"].sum()) // steps
     if given.on_host or not page.reaches(cost, FROM):
         return
     by_name = own.group_by(head).agg(pl.col("ns").sum()).sort("ns", "name", descending=[True, False])
     parts = [(spoken(str(name)), ns // steps) for name, ns in by_name.iter_rows()]
-    for account, share in UNNAMED.items():
-        member = page.about(account)
-        taken = int(own.filter(account=account)["ns"].sum()) // steps
-        if member is not None and taken:
-            leave(page, member, member.size - taken, share, "without what is the profiler's own work")
+    leave_rest(page, own, UNNAMED, "without what is the profiler's own work")
     told = Finding(
         name=PROFILER.name,
         claim=f"The GPU idles {page.share(cost)} while the profiler itself works: "
@@ -48,4 +44,3 @@ def profiler_works(page: PageFindings) -> None:
         recipe="idle_summary",
     )
     page.put(made_of(told, parts))
-    page.replace_given(others(given.names, own))

@@ -21,6 +21,14 @@ def kinds() -> dict[str, EditKind]:
     return dict(sorted(found.items()))
 
 
+def together(text: str) -> list[Edit]:
+    """The edits that are made together: a user types commas between them.
+
+    Raises BadOption as `edit` does.
+    """
+    return [edit(one.strip()) for one in text.split(",")]
+
+
 def edit(text: str) -> Edit:
     """The edit that a user typed, as NAME, NAME=AMOUNT, NAME:SELECTION or NAME:SELECTION=AMOUNT.
 

@@ -29,10 +29,8 @@ HELD = 0.01  # of the samples: reasons that held clocks down for less are not sh
 
 # Kernels of softmax, those apart that a loss runs; and the shares of compute from which on those of attention
 # without a kernel of its own are told.
-SOFTMAX, OF_A_LOSS = (
-    r"(?i)softmax",
-    r"(?i)log_?softmax|softmax_warp_\w+<[^>]*, true, (?:true|false)>|cross_entropy|nll",
-)
+SOFTMAX = r"(?i)softmax"
+OF_A_LOSS = r"(?i)log_?softmax|softmax_warp_\w+<[^>]*, true, (?:true|false)>|cross_entropy|nll"
 SOFTMAX_FROM, BETWEEN_FROM = 0.05, 0.3
 
 

@@ -45,7 +45,7 @@ class WhatIf:
     @classmethod
     def asked(cls, session: Session, typed: Sequence[str]) -> WhatIf:
         """Each of the texts is one question; edits with commas between them are made together."""
-        asked = [[edits.edit(one.strip()) for one in text.split(",")] for text in typed]
+        asked = [edits.together(text) for text in typed]
         replay = session.replay()
         path = None if asked else replay.critical_path
         return cls(replay.trust, tuple(replay.predicted(each) for each in asked), path)

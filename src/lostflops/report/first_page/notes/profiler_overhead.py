@@ -8,6 +8,7 @@ from dataclasses import replace
 import polars as pl
 
 from lostflops import intervals
+from lostflops.causes.declared import PROFILER
 from lostflops.finding import Finding, milliseconds, percent
 
 # What CUPTI does for itself. Compiling, and loading of modules, which it tells of too, are the job's own.
@@ -15,7 +16,6 @@ OWN = ("Buffer Flush", "Instrumentation", "Resource", "Activity Buffer Request",
 WORTH_TELLING = 0.03  # of a step's time
 MOST_NAMED = 2
 IN_STEP = "In step "
-TOLD_APART = "profiler-at-work"  # the finding about time in which only the profiler works
 AT_WORK = "The profiler itself is at work in much of this time, and may be all that is the matter."
 
 
@@ -60,7 +60,7 @@ def doubting(findings: Iterable[Finding], told: Sequence[str]) -> tuple[Finding,
     Where a finding is about just that, the others are about the rest.
     """
     all_of_them = tuple(findings)
-    apart = any(finding.name == TOLD_APART for finding in all_of_them)
+    apart = any(finding.name == PROFILER.name for finding in all_of_them)
     noted = [note for note in told if note.startswith(IN_STEP) or not apart]
     return tuple(with_profiler(finding, noted) for finding in all_of_them)
 
