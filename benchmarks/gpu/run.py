@@ -21,11 +21,12 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from subprocess import PIPE
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -77,14 +78,19 @@ def main() -> int:
         wanted.append(name)
     # What was never tried goes before what failed, or else that would keep the others from their turn.
     wanted.sort(key=lambda name: (given.results / f"{name}.json").exists())
-    for name in wanted:
-        left = 60 * given.minutes - (time.monotonic() - began)
-        seconds = min(SECTIONS[name] * given.share, left)
-        if left < LEAST:
-            print(f"{name}: no time left; run the command again", file=sys.stderr)
-            continue
-        print(f"{name}: up to {seconds:.0f} s of measuring ...", file=sys.stderr, flush=True)
-        run(given, name, seconds, given.results / f"{name}.json", machine, min(seconds + MARGIN, left))
+    with ExitStack() as undo:
+        ready = [undo.enter_context(Started(given, name)) for name in wanted[:1]]
+        for name, after in zip(wanted, [*wanted[1:], None], strict=True):
+            started = ready.pop()
+            left = 60 * given.minutes - (time.monotonic() - began)
+            if left < LEAST:
+                print(f"{name}: no time left; run the command again", file=sys.stderr)
+                break
+            if after is not None:  # imports while this one measures: on a GPU that costs it nothing
+                ready.append(undo.enter_context(Started(given, after)))
+            seconds = min(SECTIONS[name] * given.share, left)
+            print(f"{name}: up to {seconds:.0f} s of measuring ...", file=sys.stderr, flush=True)
+            run(started, seconds, given.results / f"{name}.json", machine, min(seconds + MARGIN, left))
     import page
 
     text = page.page(given.results)
@@ -108,9 +114,15 @@ def arguments() -> Namespace:
     parser.add_argument("--results", type=Path, default=HERE / "results", metavar="FOLDER")
     parser.add_argument("--threads", action="store_true", help="the CPU plays the GPU")
     parser.add_argument(
-        "--section", choices=SECTIONS, help="measure this one here and print its record's rows"
+        "--section",
+        choices=SECTIONS,
+        help="measure this one here, for the seconds that a line of input says, and print its record's rows",
     )
-    parser.add_argument("--seconds", type=float, default=30, help="that --section may measure")
+    parser.add_argument(
+        "--within",
+        action="store_true",
+        help="never more unified memory than the GPU has free: for a machine that others use, too",
+    )
     given = parser.parse_args()
     given.size = given.size or ("tiny" if given.threads else "3b")
     given.tokens = given.tokens or ([48, 96] if given.threads else [4096, 16_384, 32_768])
@@ -153,34 +165,59 @@ def kept(record: Path, machine: dict[str, Any]) -> bool:
         return False
 
 
-def run(
-    given: Namespace, name: str, seconds: float, record: Path, machine: dict[str, Any], limit: float
-) -> None:
-    """The section in a process of its own, ended after `limit` seconds; what it printed becomes its record,
-    also when it failed, was killed or ended."""
-    command = [sys.executable, str(Path(__file__)), "--section", name, "--seconds", str(seconds)]
-    command += ["--size", given.size, "--tokens", *map(str, given.tokens), "--results", str(given.results)]
-    command += ["--threads"] if given.threads else []
+class Started:
+    """A section's process: it imports what it needs, and begins to measure when it is told for how long."""
+
+    def __init__(self, given: Namespace, name: str) -> None:
+        self.name = name
+        self.out, self.said = TemporaryFile("w+"), TemporaryFile("w+")
+        command = [sys.executable, str(Path(__file__)), "--section", name, "--size", given.size]
+        command += ["--tokens", *map(str, given.tokens), "--results", str(given.results)]
+        command += [option for option in ("--threads", "--within") if getattr(given, option[2:])]
+        self.process = subprocess.Popen(
+            command, stdin=PIPE, stdout=self.out, stderr=self.said, text=True, start_new_session=True
+        )
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):  # and what it has started
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for file in (self.process.stdin, self.out, self.said):
+            with suppress(OSError):  # what it was told and never read
+                file and file.close()
+
+    def measured(self, seconds: float, limit: float) -> tuple[list[Any] | None, str | None]:
+        """Its last rows, and why it failed; ended after `limit` seconds."""
+        failed: str | None = None
+        with self:
+            try:
+                with suppress(BrokenPipeError):
+                    self.process.communicate(f"{seconds}\n", limit)
+                code = self.process.returncode
+            except subprocess.TimeoutExpired:
+                code, failed = None, f"not done after {limit:.0f} s"
+                with suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+            self.out.seek(0)
+            self.said.seek(0)
+            rows = last_rows(self.out.read())
+            if code:
+                failed = self.said.read()[-2000:].strip() or f"ended with {code}, without a word"
+        if rows is None and failed is None:
+            failed = "ended without a result"
+        return rows, failed
+
+
+def run(started: Started, seconds: float, record: Path, machine: dict[str, Any], limit: float) -> None:
+    """What the section printed becomes its record, also when it failed, was killed or ended."""
     began = time.monotonic()
-    with TemporaryFile("w+") as out, TemporaryFile("w+") as said:
-        process = subprocess.Popen(command, stdout=out, stderr=said, text=True, start_new_session=True)
-        failed = None
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            code, failed = None, f"not done after {limit:.0f} s"
-        finally:
-            with suppress(ProcessLookupError):  # and what it has started
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        out.seek(0)
-        said.seek(0)
-        rows = last_rows(out.read())
-        if code:
-            failed = said.read()[-2000:].strip() or f"ended with {code}, without a word"
-    if rows is None and failed is None:
-        failed = "ended without a result"
-    found: dict[str, Any] = {"section": name, "about": machine, "measured": f"{datetime.now(UTC):%Y-%m-%d}"}
+    rows, failed = started.measured(seconds, limit)
+    found: dict[str, Any] = {"section": started.name, "about": machine}
+    found["measured"] = f"{datetime.now(UTC):%Y-%m-%d}"
     found["took_seconds"] = round(time.monotonic() - began, 1)
     found |= {"failed": failed} if failed else {}
     found |= {} if rows is None else {"rows": rows}
@@ -188,7 +225,7 @@ def run(
     beside.write_text(json.dumps(found, indent=1) + "\n")
     beside.replace(record)
     if failed:
-        print(f"{name}: failed: {failed.splitlines()[-1]}", file=sys.stderr)
+        print(f"{started.name}: failed: {failed.splitlines()[-1]}", file=sys.stderr)
 
 
 def last_rows(text: str) -> list[Any] | None:
@@ -205,14 +242,25 @@ def last_rows(text: str) -> list[Any] | None:
 def measure(given: Namespace) -> int:
     from setting import Setting
 
+    section = import_module(f"section_{given.section}")
+    import_what_sections_use()
+    seconds = float(sys.stdin.readline() or 30)
     if given.threads:
         import torch
 
         torch.set_num_threads(1)  # the others copy
-    setting = Setting(given.size, tuple(given.tokens), given.seconds, given.threads)
-    rows = import_module(f"section_{given.section}").rows(setting)
-    print(json.dumps(list(rows)))
+    setting = Setting(given.size, tuple(given.tokens), seconds, given.threads, given.within)
+    print(json.dumps(list(section.rows(setting))))
     return 0
+
+
+def import_what_sections_use() -> None:
+    """While another section has the GPU, which nothing here touches."""
+    from transformers import LlamaForCausalLM
+
+    from lostflops import optimize
+
+    _ = (LlamaForCausalLM, optimize.offload)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,8 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
     from lostflops import optimize
 
     found: list[dict[str, Any]] = []
-    size = "tiny" if setting.threads else "8b"
     for tokens in setting.tokens:
-        model = setting.model(size)
+        model = setting.model()
         optimize.lora(model)
         model.train()
         batch = setting.batch(tokens, model.config.vocab_size)

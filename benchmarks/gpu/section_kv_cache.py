@@ -22,7 +22,7 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
     from lostflops import optimize
 
     model = setting.model(words=kv_cache.WORDS).eval()
-    cache = optimize.DialogueCache("64 MiB" if setting.threads else "16 GiB", device=setting.engine_device())
+    cache = optimize.DialogueCache("64 MiB" if setting.threads else "4 GiB", device=setting.engine_device())
     found: list[dict[str, Any]] = []
     for tokens in setting.tokens:
         found.append(kv_cache.measured(model, cache, tokens, 5))

@@ -18,7 +18,8 @@ TOKENS = 8
 def rows(setting: Setting) -> list[dict[str, Any]]:
     from lostflops import optimize
 
-    model = setting.model("tiny" if setting.threads else "8b").eval()
+    model = setting.model().eval()
+    model.generation_config.use_cache = True  # a model made to be trained says that it needs none
     ids = setting.batch(min(setting.tokens), model.config.vocab_size)["input_ids"].expand(4, -1)
     heads = model.config.num_key_value_heads * (model.config.hidden_size // model.config.num_attention_heads)
     width = next(model.parameters()).element_size()

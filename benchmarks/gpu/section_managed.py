@@ -58,7 +58,8 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
     for name, lora in (("LoRA", True), ("full", False)):
         cases[f"{name}, plain"] = of(lora, False, None)
         cases[f"{name}, managed, fits"] = of(lora, True, None)
-        cases[f"{name}, managed, 3/4 fits"] = of(lora, True, 0.75)
+        if not setting.within:
+            cases[f"{name}, managed, 3/4 fits"] = of(lora, True, 0.75)
     return [about, *in_turns(setting, cases, warm_up=2, steps=2)]
 
 

@@ -19,7 +19,7 @@ TOKENS = 8
 def rows(setting: Setting) -> list[dict[str, Any]]:
     from lostflops import optimize
 
-    model = setting.model("tiny" if setting.threads else "8b").eval()
+    model = setting.model().eval()
     model.requires_grad_(False)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     least = least_resident(model, setting)

@@ -30,6 +30,7 @@ class Setting:
     tokens: tuple[int, ...]  # per sequence
     seconds: float  # that one section may take
     threads: bool  # the CPU plays the GPU
+    within: bool = False  # no more unified memory than is free
 
     def part(self, tokens: int) -> Setting:
         """Of a section that measures one length after the other, what one may take."""
