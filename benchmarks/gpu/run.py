@@ -170,7 +170,9 @@ class Started:
 
     def __init__(self, given: Namespace, name: str) -> None:
         self.name = name
-        self.out, self.said = TemporaryFile("w+"), TemporaryFile("w+")
+        self.files = ExitStack()
+        self.out = self.files.enter_context(TemporaryFile("w+"))
+        self.said = self.files.enter_context(TemporaryFile("w+"))
         command = [sys.executable, str(Path(__file__)), "--section", name, "--size", given.size]
         command += ["--tokens", *map(str, given.tokens), "--results", str(given.results)]
         command += [option for option in ("--threads", "--within") if getattr(given, option[2:])]
@@ -185,9 +187,9 @@ class Started:
         with suppress(ProcessLookupError):  # and what it has started
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        for file in (self.process.stdin, self.out, self.said):
-            with suppress(OSError):  # what it was told and never read
-                file and file.close()
+        with suppress(BrokenPipeError):  # what it was told and never read
+            self.process.stdin and self.process.stdin.close()
+        self.files.close()
 
     def measured(self, seconds: float, limit: float) -> tuple[list[Any] | None, str | None]:
         """Its last rows, and why it failed; ended after `limit` seconds."""

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -49,6 +51,17 @@ def test_a_section_leaves_its_record_and_the_page_says_that_a_cpu_played_the_gpu
     assert not list(tmp_path.glob("*.tmp"))
 
 
+class NotStarted(nullcontext[None]):
+    """Stands for a section's process."""
+
+    def __init__(self, given: object, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def __enter__(self) -> Any:
+        return self
+
+
 def test_a_second_run_measures_only_what_is_missing_or_was_measured_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,14 +71,15 @@ def test_a_second_run_measures_only_what_is_missing_or_was_measured_elsewhere(
     measured: list[str] = []
 
     def measure(
-        given: object, name: str, seconds: float, record: Path, machine: dict[str, object], limit: float
+        started: NotStarted, seconds: float, record: Path, machine: dict[str, object], limit: float
     ) -> None:
-        measured.append(name)
-        failed = {"failed": "RuntimeError: no"} if name == "kv_cache" else {"rows": []}
-        said = {"section": name, "about": machine, "measured": "today", "took_seconds": 1.0, **failed}
+        measured.append(started.name)
+        failed = {"failed": "RuntimeError: no"} if started.name == "kv_cache" else {"rows": []}
+        said = {"section": started.name, "about": machine, "measured": "today", "took_seconds": 1.0, **failed}
         record.write_text(json.dumps(said))
 
     monkeypatch.setattr(command, "run", measure)
+    monkeypatch.setattr(command, "Started", NotStarted)
     monkeypatch.setattr(command, "SECTIONS", {"sanitizer": 1, "managed": 1, "kv_cache": 1})
     monkeypatch.setattr(sys, "argv", ["run.py", "--threads", "--results", str(tmp_path)])
     assert command.main() == 0
@@ -128,13 +142,14 @@ def test_a_section_that_ends_early_keeps_what_it_had(
         "import json\nclass Setting:\n    def __init__(self, *_): pass\n"
         "    def save(self, rows): print(json.dumps(rows), flush=True)\n"
     )
-    (tmp_path / "run.py").write_text(COMMAND.read_text())
+    plain = COMMAND.read_text().replace("    import_what_sections_use()\n", "")
+    (tmp_path / "run.py").write_text(plain)
     monkeypatch.setattr(command, "__file__", str(tmp_path / "run.py"))
-    given = Namespace(size="tiny", tokens=[1], results=tmp_path, threads=False)
+    given = Namespace(size="tiny", tokens=[1], results=tmp_path, threads=False, within=False)
     record = tmp_path / "link.json"
     about = {"gpu": "one", "cores": 2, "machine": "m", "size": "3b", "lostflops": "1", "torch": "2"}
     about |= {"transformers": None, "peft": None, "torchao": None, "trl": None}
-    command.run(given, "link", 1, record, about, 8)
+    command.run(command.Started(given, "link"), 1, record, about, 8)
     found = json.loads(record.read_text())
     failed, cases = ENDS[end]
     assert [row["case"] for row in found["rows"]] == cases
@@ -177,10 +192,11 @@ def test_what_was_never_tried_goes_before_what_failed_and_a_call_ends_in_time(
     limits: list[tuple[str, float]] = []
     clock = iter([0.0, 0.0, 400.0, 560.0, 600.0])
 
-    def measure(given: object, name: str, seconds: float, record: Path, about: object, limit: float) -> None:
-        limits.append((name, limit))
+    def measure(started: NotStarted, seconds: float, record: Path, about: object, limit: float) -> None:
+        limits.append((started.name, limit))
 
     monkeypatch.setattr(command, "run", measure)
+    monkeypatch.setattr(command, "Started", NotStarted)
     monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(command, "SECTIONS", {"managed": 100, "kv_cache": 30, "loader": 30})
     (tmp_path / "managed.json").write_text(json.dumps({"failed": "no"}))
