@@ -170,9 +170,10 @@ class Started:
 
     def __init__(self, given: Namespace, name: str) -> None:
         self.name = name
-        self.files = ExitStack()
-        self.out = self.files.enter_context(TemporaryFile("w+"))
-        self.said = self.files.enter_context(TemporaryFile("w+"))
+        with ExitStack() as files:
+            self.out = files.enter_context(TemporaryFile("w+"))
+            self.said = files.enter_context(TemporaryFile("w+"))
+            self.files = files.pop_all()
         command = [sys.executable, str(Path(__file__)), "--section", name, "--size", given.size]
         command += ["--tokens", *map(str, given.tokens), "--results", str(given.results)]
         command += [option for option in ("--threads", "--within") if getattr(given, option[2:])]
