@@ -26,7 +26,7 @@ from .first_page.quality import QualityNote, facts
 from .first_page.run import Run
 from .html_file import answers, file, folded, section
 from .markup import Markup, coded, join, tag, unbroken
-from .mini_timeline import pictures
+from .mini_timeline import key, pictures
 from .terminal import MOST_CONTRIBUTORS, MOST_REMEDIES, about_gains, gain, headline, parted, remedies, whatif
 from .words.safe import advice, as_command, one_line
 
@@ -268,7 +268,7 @@ def _pipeline(known: Pipeline) -> Iterator[Markup]:
     kinds = [kind for kind in PASSES if kind in known.passes["kind"]]
     yield tag(
         "p",
-        [join(tag("span", class_=f"key {PASSES[kind][1]}"), f" {PASSES[kind][0]} ") for kind in kinds],
+        [key(PASSES[kind][1], PASSES[kind][0]) for kind in kinds],
         class_="keys",
     )
     yield tag(

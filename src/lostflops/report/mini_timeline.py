@@ -40,10 +40,7 @@ def _picture(moment: ShownStep, on_host: bool) -> Markup:
         )
         for strip in moment.strips
     ]
-    keys = [
-        join(tag("span", class_=f"key {color(name)}"), f" {_label(name, on_host)} ")
-        for name in moment.accounts
-    ]
+    keys = [key(color(name), _label(name, on_host)) for name in moment.accounts]
     where = f" on rank {moment.rank}" if moment.num_ranks > 1 else ""
     about = " and ".join(dict.fromkeys(words(name, on_host).label for name in moment.about))
     few = len(moment.strips)
@@ -58,6 +55,11 @@ def _picture(moment: ShownStep, on_host: bool) -> Markup:
         tag("figcaption", told, tag("span", keys, class_="keys")),
         class_="seen",
     )
+
+
+def key(painted: str, meaning: str) -> Markup:
+    """What a color means, on one line."""
+    return join(tag("span", tag("span", class_=f"key {painted}"), f" {meaning}"), " ")
 
 
 def _label(name: str, on_host: bool) -> str:
