@@ -64,6 +64,7 @@ OWN_WORK = (
 )
 # Findings about the network are about the time that communication is exposed for.
 LATE_FROM = 0.01  # of the step: what a late rank costs
+LINK_FROM = 0.03  # what transfers over a slow link and the waiting for them cost
 EXPOSED_FROM = 0.05
 
 
@@ -83,6 +84,8 @@ def join_waiting(page: PageFindings) -> None:
                 f"{milliseconds(left)} of it looks like waiting, which clocks known to {error} cannot tell."
             )
             doubt = told if page.reaches(left, WAITING_TOLD) else ""
+            if (link := page.of(SLOW_LINK)) and not page.reaches(link.size, LINK_FROM):
+                page.take(SLOW_LINK)
             exposed_communication(page, replace(exposed or found[-1], doubt=doubt), moving, 0)
         return
     late, among, unsplit = late_rank(given) or late_among_few(given), None, 0
@@ -351,6 +354,9 @@ def _slow_link(page: PageFindings, waited: int, *, alone: bool) -> tuple[int, in
             evidence=(f"{milliseconds(held)} more that other ranks wait meanwhile", *slow.evidence),
             accounts=(*slow.accounts, "communication.wait"),
         )
+    if not page.reaches(told.size, LINK_FROM):
+        page.take(SLOW_LINK)
+        return 0, 0
     page.replace(slow, told)
     return slow.size, held
 

@@ -15,7 +15,7 @@ from lostflops.tables import Ranks
 
 FEWEST = 3  # transfers that make a median
 FROM_BYTES = 1 << 18  # smaller ones take their latency, whatever the link
-WORTH_SAYING = 0.03  # of the step
+WORTH_SAYING = 0.01  # of the step: the page adds what other ranks wait meanwhile
 MOST_NAMED, MOST_LINKS = 6, 2  # ranks of a link, links
 
 
