@@ -147,6 +147,7 @@ def test_rows_are_sorted_by_their_first_key_and_then_the_next_and_equal_ones_sta
     told = sorted(range(len(pairs)), key=lambda at: pairs[at])
     assert order.sorted_by(*apart(pairs)).tolist() == told
     assert order.positions([None, array([1])]) is None
+    assert order.positions([None]) is None
     frame = pl.DataFrame(pairs, {"a": pl.Int64, "b": pl.Int64}, orient="row")
     for rows in (frame, frame.with_columns(pl.col("a").cast(pl.String).replace("-1", "0"))):
         keys = rows.rows()

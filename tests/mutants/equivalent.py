@@ -107,6 +107,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
             "-> pl.col('end') >=",
         ): "a piece without length is left out afterwards",
         ("order = np.argsort(rows[by]", "kind='stable'"): "rows of one group may stand in any order",
+        ("at = np.searchsorted(ended, key", "side='right'"): "a piece that ends there counts whole either way",
     },
     "lostflops.intervals.order": {
         ("if not len(keys[0]) or any(", "0 -> -1"): "keys are equally long",
@@ -114,7 +115,10 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
             "return sorted_by(*known)",
             "-> return None",
         ): "who asks goes the slower way then, to the same order",
+        ("return whole", "-> return None"): "who asks goes the slower way then, to the same order",
         ("first = np.full(int(code.max(", "1 -> 2"): "one code more, or any number below 0: none has it",
+        ("first = np.full(int(code.max(", "0 -> 1"): "of no codes one that none has",
+        ("code = np.nan_to_num(code + 1)", "1 -> 2"): "a code that none has",
         ("width = int(values.max()) - low", "1 -> 2"): "wider than the values are apart",
         ("if width * int(np.count_nonzero(begins))", "-> width"): "the slower way gives the same numbers",
     },
