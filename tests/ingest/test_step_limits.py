@@ -160,6 +160,42 @@ def test_a_step_whose_beginning_was_not_recorded_begins_with_the_recording() -> 
     assert found == [(0, 100, False), (100, 200, False)]
 
 
+@pytest.mark.parametrize(("end", "behind"), [(202, True), (203, False)])
+def test_a_device_is_behind_from_a_hundredth_of_the_step_on(end: int, behind: bool) -> None:
+    steps = pl.DataFrame({"start": [0, end], "end": [end, 2 * end], "begins": [True, True]})
+    ran = device_rows((0, 2, 7, None, "gemm"), (2, 80, 7, 10, "gemm"), (end + 9, end + 50, 7, end, "gemm"))
+    found = on_device.moved(steps, on_device.work(ran, None)).select("start", "end", "behind").rows()
+    assert found == [(2, end, behind), (end, 2 * end, False)]
+
+
+def test_steps_with_pauses_between_end_where_their_own_work_does() -> None:
+    starts = (0, 200, 400)
+    steps = pl.DataFrame({"start": starts, "end": [100, 300, 500], "begins": [True] * 3})
+    ran = device_rows(*((at, at + 80, 7, at, "gemm") for at in starts))
+    found = on_device.moved(steps, on_device.work(ran, None)).select("start", "end").rows()
+    assert found == [(0, 100), (200, 300), (400, 500)]
+
+
+@pytest.mark.parametrize(
+    ("waits", "usual"),
+    [
+        ([1000, 2500], 2500),
+        ([2500, 1000], 2500),
+        ([1000, 1000], 1000),
+        ([1000] * 15 + [2500], 2500),
+        ([1000] * 16 + [2500], 1000),  # the seventeenth other step is not compared
+    ],
+)
+def test_a_copy_waits_as_long_as_the_longest_of_those_in_other_steps(waits: list[int], usual: int) -> None:
+    """Copies from pageable memory, after so many microseconds; the first waits for 3,000 of them."""
+    host = 10_000_000 * np.arange(1 + len(waits))
+    start = host + 1000 * numbers(3000, *waits)
+    rows = device_rows(*((at, at + 9, 7, called, False) for at, called in zip(start, host, strict=True)))
+    done = on_device.work(None, rows.with_columns(launch_end="end"))
+    found = on_device._unrecorded_end(done, host, host + 10_000_000)  # pyright: ignore[reportPrivateUsage]
+    assert (found is not None) is (3000 - usual >= 1000)
+
+
 def test_half_of_the_launches_are_enough() -> None:
     def attributed(*launches: int | None) -> bool:
         rows = [(10 * k + 1, 10 * k + 9, 7, launch, "gemm") for k, launch in enumerate(launches)]
