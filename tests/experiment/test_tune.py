@@ -224,7 +224,7 @@ def test_several_changes_are_proven_one_on_the_other_and_together(tmp_path: Path
     assert second.ratio == pytest.approx(45 / 60, rel=0.01)
     assert found.folder.whole is not None and found.folder.whole["ratio"] == pytest.approx(0.45, rel=0.01)
     assert found.headline.startswith("Together 55.")
-    assert found.folder.runs + 12 == world.starts
+    assert found.folder.runs == world.starts  # with those of the proof of both
 
 
 def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
@@ -330,13 +330,14 @@ def test_a_job_that_fails_by_itself_is_said(tmp_path: Path) -> None:
         loop.run(folder, COMMAND, lambda _: None, Hands(fails, fails, world.look, world.prove))
 
 
-def failing(at: int, world: World) -> Hands:
-    """A job that fails in its proof, as it is, when so many pairs are finished."""
+def failing(at: int, world: World, always: bool = False, seed: int | None = None) -> Hands:
+    """A job that fails in its proof, as it is, when so many pairs are finished; with the change too: always."""
 
     def prove(folder: proofs.ProofFolder, say: Callable[[str], None], until: float) -> Proven:
+        folder.plan.seed = folder.plan.seed if seed is None else seed
 
         def run(line: str, place: Path, *_: Any, **__: Any) -> Ended:
-            fails = len(folder.pairs) >= at and not world.made(line)
+            fails = len(folder.pairs) >= at and (always or not world.made(line))
             place.mkdir(parents=True)
             (place / run_folder.OUTPUT).write_text("lost the data server\n")
             if not fails:
@@ -363,6 +364,35 @@ def test_a_job_that_fails_without_the_change_ends_the_loop_and_not_the_change(
     # When it runs again, the proof goes on.
     again = loop.run(state.read(tmp_path / "out"), COMMAND, lambda _: None, world.hands)
     assert [trial.change.remedy for trial in again.kept] == ["loader-workers"]
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["before the first pair", "after a pair"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_job_that_fails_with_and_without_the_change_takes_no_change_back(
+    at: int, seed: int, tmp_path: Path
+) -> None:
+    """Which side of a pair starts first is drawn, and the change was blamed where it was the change's."""
+    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=6))
+    found = loop.run(folder, COMMAND, lambda _: None, failing(at, world := World(), always=True, seed=seed))
+    assert "The command before the change ended with status 5, after it printed: lost the" in found.headline
+    assert not found.folder.decided and found.folder.pending is not None
+    starts = len(list((tmp_path / "out").rglob("output.txt"))) + world.starts
+    assert found.folder.runs == starts > 2
+    said = " ".join(line for _, line in found.lines())
+    assert f"{starts} starts of the command in" in said
+    assert f"{at} {'pair of its proof is' if at else 'pairs of its proof are'} finished" in said
+
+
+def test_no_finished_pair_is_not_counted_as_one_that_cannot_tell(tmp_path: Path) -> None:
+    def prove(folder: proofs.ProofFolder, say: Callable[[str], None], until: float) -> Proven:
+        raise proving.CannotMeasure("The command after the change ended with status 5.")
+
+    world = World()
+    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=6))
+    found = loop.run(folder, COMMAND, lambda _: None, Hands(world.start, world.start, world.look, prove))
+    assert found.folder.decided[1].why == (
+        "taken back: no pair of starts was finished. The command after the change ended with status 5"
+    )
 
 
 def test_a_disk_that_is_full_during_a_proof_takes_no_change_back(tmp_path: Path) -> None:

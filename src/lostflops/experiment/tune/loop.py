@@ -26,7 +26,7 @@ from .changes import CHANGES, AppliedChange
 from .deciding import decided
 from .hands import HANDS, CannotTune, Hands
 from .report import TuneReport
-from .state import PROOF, SHIM, TRYOUT, Decided, RecordedRound, Trial, TuneFolder
+from .state import PROOF, SHIM, TOGETHER, TRYOUT, Decided, RecordedRound, Trial, TuneFolder
 
 Say = Callable[[str], None]
 TRIED_STEPS = 12
@@ -165,7 +165,7 @@ class _Loop:
             Decided(
                 trial.number, kept, why, found.verdict, found.ratio, found.low, found.high, found.pairs,
                 found.loss.parity, made or changes.taken_up(place / SHIM).get(trial.change.remedy, []),
-                2 * len(proof.pairs),
+                proof.started,
             )
         )  # fmt: skip
         if found.loss.parity == "not finite":  # no change can be checked by such a loss
@@ -239,7 +239,7 @@ class _Loop:
         self.say("proving all changes together")
         applied, shim = self.now()
         before = self.line((), shim)
-        _, found = self._proof(self.folder.path / "whole", before, self.line(applied, shim))
+        _, found = self._proof(self.folder.path / TOGETHER, before, self.line(applied, shim))
         if found.interrupted:
             raise Interrupted(found.stopped)
         self.folder.prove_whole(found.to_json())

@@ -196,7 +196,7 @@ class TuneReport:
             return "not decided yet, its proof has not begun"
         pairs = len(proofs.read(proof).pairs)
         return (
-            f"not decided yet, {_count(pairs, 'pair')} of its proof are finished: "
+            f"not decided yet, {_count(pairs, 'pair')} of its proof {'is' if pairs == 1 else 'are'} finished: "
             f"`lostflops prove {as_argument(proof)}` reads them"
         )
 
