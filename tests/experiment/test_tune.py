@@ -161,6 +161,21 @@ def test_a_starved_job_ends_with_workers_proven(tmp_path: Path) -> None:
     assert found.markdown().startswith(f"# {found.headline}\n")
 
 
+def test_a_change_is_predicted_with_the_numbers_that_it_is_made_with(tmp_path: Path) -> None:
+    """Two workers on two cores do not make the loader free: its own edit is replayed, not `loader=0ms`."""
+    world = World()
+    gain = PredictedGain(30_000_000, 28_000_000, 41_000_000)
+
+    def look(run: Path, words: tuple[str, ...]) -> SeenRun:
+        return replace(world.look(run, words), predicted={"loader-workers=2": gain})
+
+    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=3))
+    found = loop.run(folder, COMMAND, lambda _: None, replace(world.hands, look=look))
+    (trial,) = found.folder.trials
+    assert (trial.gain, trial.low, trial.high, trial.edit) == (0.3, 0.28, 0.41, "loader-workers=2")
+    assert "predicted 30.0 % less time (loader-workers=2)" in "\n".join(line for _, line in found.lines())
+
+
 def test_a_healthy_job_is_not_changed(tmp_path: Path) -> None:
     small = [finding("starved", 1, "loader-workers", predicted=1.0), finding("idle", 30)]
     found = tune(world := World(findings=lambda _: small), tmp_path)
@@ -331,7 +346,7 @@ def test_a_job_that_fails_by_itself_is_said(tmp_path: Path) -> None:
 
 
 def failing(at: int, world: World, always: bool = False, seed: int | None = None) -> Hands:
-    """A job that fails in its proof, as it is, when so many pairs are finished; with the change too: always."""
+    """A job that fails in its proof, as it is or `always`, when so many pairs are finished."""
 
     def prove(folder: proofs.ProofFolder, say: Callable[[str], None], until: float) -> Proven:
         folder.plan.seed = folder.plan.seed if seed is None else seed
@@ -421,6 +436,7 @@ def test_a_job_that_diverges_by_itself_is_said_once(tmp_path: Path) -> None:
     folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=6))
     found = loop.run(folder, COMMAND, lambda _: None, Hands(world.start, world.start, world.look, prove))
     assert len(found.folder.trials) == 1 and not found.kept
+    assert [line for _, line in found.lines() if "diverges by itself" in line] == [found.headline]
     assert found.headline == (
         "Nothing was changed, and not all was tried: the job diverges by itself, its loss is not finite "
         "from step 28 on."

@@ -131,7 +131,7 @@ class _Loop:
         self._afford(1 + 2 * FEWEST_PAIRS)
         trial = Trial(
             len(self.folder.trials) + 1, number, one.change, one.finding.name, one.finding.claim,
-            one.gain, one.low, one.high, None if one.gain is not None else one.at_most, one.finding.edit,
+            one.gain, one.low, one.high, None if one.gain is not None else one.at_most, one.edit,
         )  # fmt: skip
         self.folder.attempt(trial)
         gain = (

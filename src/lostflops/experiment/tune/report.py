@@ -138,7 +138,7 @@ class TuneReport:
     def lines(self) -> Iterator[tuple[int, str]]:
         """The report line by line, with how far each is indented; headings have no indent."""
         yield 0, self.headline
-        if self.ended and (self.kept or self.folder.decided):
+        if self.ended and self.kept:  # else the headline says it
             yield 2, f"It ended before all was tried: {self.ended}."
         for one in self.folder.recorded:
             with_it = "as it was" if one.round == 1 else f"after {_count(one.round - 1, 'change')}"
@@ -195,10 +195,8 @@ class TuneReport:
         if not proofs.is_one(proof):
             return "not decided yet, its proof has not begun"
         pairs = len(proofs.read(proof).pairs)
-        return (
-            f"not decided yet, {_count(pairs, 'pair')} of its proof {'is' if pairs == 1 else 'are'} finished: "
-            f"`lostflops prove {as_argument(proof)}` reads them"
-        )
+        finished = f"{_count(pairs, 'pair')} of its proof {'is' if pairs == 1 else 'are'} finished"
+        return f"not decided yet, {finished}: `lostflops prove {as_argument(proof)}` reads them"
 
     def _against(self, trial: Trial, one: Decided | None) -> str:
         """Whether the prediction lies within the measured interval."""
