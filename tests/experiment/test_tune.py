@@ -176,6 +176,37 @@ def test_a_change_is_predicted_with_the_numbers_that_it_is_made_with(tmp_path: P
     assert "predicted 30.0 % less time (loader-workers=2)" in "\n".join(line for _, line in found.lines())
 
 
+def test_of_a_change_that_was_kept_twice_only_its_last_numbers_are_to_be_typed(tmp_path: Path) -> None:
+    """Two workers, then four: two diffs of one line were printed, and both stood in the headline."""
+
+    class Growing(World):
+        def step(self, made: set[str]) -> float:
+            return super().step(made) - 20 * (self.workers == 4 and "loader-workers" in made)
+
+        def made(self, line: str) -> set[str]:
+            found = super().made(line)
+            self.workers = 0
+            if path := re.search(r"PYTHONPATH=(\S+?)\"", line):
+                asked = json.loads((Path(shlex.split(path[1])[0]) / "settings.json").read_text())
+                self.workers = asked["loader-workers"]["workers"]
+            return found
+
+        def look(self, run: Path, words: tuple[str, ...]) -> SeenRun:
+            seen = super().look(run, words)
+            ended = self.workers == 4
+            return replace(
+                seen, findings=[] if ended else [finding("starved", 45, "loader-workers", predicted=42)]
+            )
+
+    world = Growing()
+    found = tune(world, tmp_path)
+    assert [trial.change.options["workers"] for trial in found.kept] == [2, 4]
+    lines = [line for _, line in found.lines()]
+    assert found.headline.endswith(": loader-workers (workers 4).")
+    assert [line for line in lines if line.startswith("num_workers=")] == ["num_workers=4"]
+    assert found.to_json()["kept"] == ["loader-workers"]
+
+
 def test_a_healthy_job_is_not_changed(tmp_path: Path) -> None:
     small = [finding("starved", 1, "loader-workers", predicted=1.0), finding("idle", 30)]
     found = tune(world := World(findings=lambda _: small), tmp_path)

@@ -37,11 +37,16 @@ class TuneReport:
         return self.folder.kept
 
     @property
+    def made(self) -> list[Trial]:
+        """Those that the job has in the end: of a change that was kept twice, the last with its numbers."""
+        return list({trial.change.remedy: trial for trial in self.kept}.values())
+
+    @property
     def headline(self) -> str:
         """What came of it, in a sentence."""
         kept, tried = self.kept, len(self.folder.decided)
         if kept:
-            names = ", ".join(trial.change.made for trial in kept)
+            names = ", ".join(trial.change.made for trial in self.made)
             return f"{self._gained}: {names}."
         if self.ended:
             return f"Nothing was changed, and not all was tried: {self.ended}."
@@ -97,7 +102,7 @@ class TuneReport:
                 }
                 for one in self.left
             ],
-            "kept": [trial.change.remedy for trial in self.kept],
+            "kept": [trial.change.remedy for trial in self.made],
             "together": folder.whole,
             "command": self.command,
         }
@@ -161,7 +166,7 @@ class TuneReport:
                 yield 4, f"lostflops remedy {one.remedy} {run}"
         if self.kept:
             yield 0, "To keep it, change the job itself"
-            for trial in self.kept:
+            for trial in self.made:
                 yield 2, f"{trial.change.remedy}: {known(trial.change.remedy)}"
                 for line in self._typed_of(trial).splitlines():
                     yield 4, line
