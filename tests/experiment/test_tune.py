@@ -207,6 +207,39 @@ def test_of_a_change_that_was_kept_twice_only_its_last_numbers_are_to_be_typed(t
     assert found.to_json()["kept"] == ["loader-workers"]
 
 
+@pytest.mark.parametrize(
+    ("recorded", "gain", "said"),
+    [
+        (100.0, 0.42, ": outside the measured interval"),
+        (100.0, 0.6, ": inside the measured interval"),
+        (
+            150.0,
+            0.42,
+            " of a recorded step, up to 63.0 % of one that is not: reaches into the measured interval",
+        ),
+        (110.0, 0.42, " of a recorded step, up to 46.2 % of one that is not: outside the measured interval"),
+    ],
+)
+def test_a_prediction_is_held_against_steps_that_took_less_than_the_recorded_ones(
+    recorded: float, gain: float, said: str, tmp_path: Path
+) -> None:
+    """`prove` says it so: 31 of 74 recorded ms are 60 % of a step of 52 ms."""
+    world = World(gains={"loader-workers": 60.0})
+
+    def look(run: Path, words: tuple[str, ...]) -> SeenRun:
+        seen = world.look(run, words)
+        ns = round(recorded * 1e6)
+        findings = [replace(one, predicted=PredictedGain(*[round(gain * ns)] * 3)) for one in seen.findings]
+        return replace(seen, step_ns=ns, findings=findings)
+
+    folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=3))
+    found = loop.run(folder, COMMAND, lambda _: None, replace(world.hands, look=look))
+    lines = [line for _, line in found.lines() if line.startswith("predicted")]
+    assert lines == [f"predicted {100 * gain:.1f} % less time (loader=0ms){said}"]
+    again = TuneReport(state.read(tmp_path / "out"), tuple(COMMAND))
+    assert lines[0] in [line for _, line in again.lines()]
+
+
 def test_a_healthy_job_is_not_changed(tmp_path: Path) -> None:
     small = [finding("starved", 1, "loader-workers", predicted=1.0), finding("idle", 30)]
     found = tune(world := World(findings=lambda _: small), tmp_path)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lostflops.errors import CannotWrite, LostflopsError
 from lostflops.experiment.proof.paired import TELLING
+from lostflops.experiment.proof.prediction import PredictedChange
 from lostflops.experiment.proof.proven import Proven
 from lostflops.experiment.proof.running import folder as proofs
 from lostflops.experiment.proof.running.command import Ended, TimeIsUp
@@ -165,7 +166,7 @@ class _Loop:
             Decided(
                 trial.number, kept, why, found.verdict, found.ratio, found.low, found.high, found.pairs,
                 found.loss.parity, made or changes.taken_up(place / SHIM).get(trial.change.remedy, []),
-                proof.started,
+                proof.started, self._most(trial, found),
             )
         )  # fmt: skip
         if found.loss.parity == "not finite":  # no change can be checked by such a loss
@@ -173,6 +174,14 @@ class _Loop:
                 f"the job diverges by itself, its loss is not finite from step {found.loss.first} on"
             )
         return stays
+
+    def _most(self, trial: Trial, found: Proven) -> float | None:
+        """What a predicted gain may be of the proven steps, where recorded steps took longer."""
+        if trial.gain is None or trial.low is None or trial.high is None:
+            return None
+        recorded = next((one.step_ns for one in self.folder.recorded if one.round == trial.round), 0)
+        said = PredictedChange(trial.edit, trial.gain, trial.low, trial.high, recorded)
+        return said.most(found.step_before)
 
     def _said(self, one: Decided) -> bool:
         self.folder.decide(one)

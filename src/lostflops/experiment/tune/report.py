@@ -207,8 +207,15 @@ class TuneReport:
         """Whether the prediction lies within the measured interval."""
         if one is None or one.low is None or one.high is None or trial.gain is None:
             return ""
-        inside = one.low <= 1 - trial.gain <= one.high
-        return f": {'inside' if inside else 'outside'} the measured interval"
+        if one.low <= 1 - trial.gain <= one.high:
+            return ": inside the measured interval"
+        most = trial.gain if one.most is None else one.most
+        if most > trial.gain:
+            share = f" of a recorded step, up to {100 * most:.1f} % of one that is not"
+            if one.low <= 1 - trial.gain and 1 - most <= one.high:
+                return f"{share}: reaches into the measured interval"
+            return f"{share}: outside the measured interval"
+        return ": outside the measured interval"
 
     def markdown(self) -> str:
         """The report as Markdown."""

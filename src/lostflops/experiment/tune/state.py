@@ -100,6 +100,7 @@ class Decided(msgspec.Struct):
     loss: str | None = None
     made: list[str] = []  # what the processes of the job noted
     runs: int = 0  # starts that it took
+    most: float | None = None  # predicted at most, of steps that nothing recorded
 
 
 @dataclass
