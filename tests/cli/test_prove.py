@@ -139,6 +139,16 @@ def test_a_command_that_fails_is_said_with_what_it_printed(capsys: pytest.Captur
     assert "out/pair-001-after-again holds what it printed" in said
 
 
+@pytest.mark.parametrize("seed", ["4", "2"], ids=["before first", "after first"])
+def test_where_both_commands_fail_the_change_is_not_blamed(
+    seed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prove("--seed", seed, before="2, fails_at=5", after="2, fails_at=5") == 2
+    assert "The command before the change ended with status 3, after it printed: cannot go on" in (
+        capsys.readouterr().err
+    )
+
+
 def test_pairs_before_a_failure_stay_and_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     # The third start of this side fails, twice.
     Path("count.py").write_text(

@@ -296,6 +296,15 @@ def test_labels_of_rows_and_values_may_be_anything(two_ranks: Trace, tmp_path: P
     assert said.warning and "no labels of level THREAD" in str(said)
 
 
+def test_a_long_name_has_three_files_of_its_own(two_ranks: Trace, tmp_path: Path) -> None:
+    """Their endings are beyond what the names of files that are being written keep of it."""
+    lostflops.write(two_ranks, tmp_path / "short.prv")
+    long = "a-run-whose-name-is-as-long-as-those-that-a-scheduler-and-a-profiler-make"
+    lostflops.write(two_ranks, tmp_path / f"{long}.prv")
+    for ending in ("prv", "pcf", "row"):
+        assert (tmp_path / f"{long}.{ending}").read_bytes() == (tmp_path / f"short.{ending}").read_bytes()
+
+
 def test_a_gzip_file_of_several_streams_is_read_whole(two_ranks: Trace, tmp_path: Path) -> None:
     lostflops.write(two_ranks, tmp_path / "x.prv", bare=True)
     data = (tmp_path / "x.prv").read_bytes()

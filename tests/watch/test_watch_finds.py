@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from lostflops.watch.detection import Detector, LevelChange
 from lostflops.watch.job import Happened, Watch
+from lostflops.watch.page import page
 from lostflops.watch.steps import ROWS, StepRing
 
 from .growing import MS, Job, Times, even
@@ -180,3 +182,61 @@ def test_a_loss_that_is_no_number_is_an_alarm(tmp_path: Path) -> None:
     job.append(0, job.step(0, 100 * MS, loss=2.5))
     _, news = seen(tmp_path)
     assert [one.text for one in news if one.bad] == ["the loss is nan since step 30, first on rank 1"]
+
+
+def told_loss(steps: int, ranks: int, bad: dict[int, range]) -> dict[int, list[dict[str, object]]]:
+    """A loss of 2.0 in each step, and of those ranks in those steps one that is no number."""
+    return {
+        rank: [{"loss": "nan" if step in bad.get(rank, ()) else 2.0} for step in range(steps)]
+        for rank in range(ranks)
+    }
+
+
+def test_the_first_loss_that_is_no_number_is_the_earliest_and_not_the_first_that_is_read(
+    tmp_path: Path,
+) -> None:
+    bad = {0: range(200, 600), 3: range(150, 600)}
+    Job(tmp_path, 4).grow(even(600, 4), told_loss(600, 4, bad))
+    watch, news = seen(tmp_path)
+    (told,) = [one for one in news if one.bad]
+    assert (told.step, told.rank) == (150, 3)
+    assert told.text == "the loss is nan since step 150, first on rank 3"
+    # The mean of the ranks whose loss is a number is not the job's.
+    assert "loss        not a number at step 599" in page(watch.now(), "run", watch.happened).plain
+
+
+def test_a_loss_that_was_no_number_once_is_told_as_that_and_wrong_no_longer(tmp_path: Path) -> None:
+    Job(tmp_path, 4).grow(even(600, 4), told_loss(600, 4, {2: range(100, 101), 1: range(100, 101)}))
+    watch, news = seen(tmp_path)
+    assert [one.text for one in news if one.kind == "loss"] == [
+        "the loss was nan in step 100, first on ranks 1-2",
+        "the loss is a number again since step 101",
+    ]
+    assert watch.bad_loss is None
+
+
+def test_where_half_of_the_ranks_are_slower_each_is_told_by_how_much(tmp_path: Path) -> None:
+    """The median of the job is the slowest of the other half then: 8 % were told of 10 %."""
+    times = even(500, 16)
+    times[300:, 8:] *= 1.1
+    Job(tmp_path, 16, per_node=8).grow(times)
+    watch, news = seen(tmp_path)
+    told = {one.rank: one.ratio for one in news if one.bad and one.rank is not None}
+    assert sorted(told) == list(range(8, 16))
+    assert np.mean(list(told.values())) == pytest.approx(0.1, abs=0.01)
+    assert np.mean(list(watch.slow().values())) == pytest.approx(0.1, abs=0.006)
+
+
+def test_a_rank_that_stays_as_it_was_while_the_others_change_is_told_so(tmp_path: Path) -> None:
+    times = even(500, 16)
+    times[300:, 2:] *= 1.1
+    Job(tmp_path, 16).grow(times)
+    _, news = seen(tmp_path)
+    by = {one.rank: one.text for one in news}
+    assert by.keys() == {None, 0, 1}
+    assert by[None] == "the job is 10 % slower since step 300: on ranks 2-15"
+    assert re.fullmatch(
+        r"rank 0 \(node-0000\) is [89] % faster than the others since step 300: "
+        "they changed, its own steps did not",
+        by[0],
+    )

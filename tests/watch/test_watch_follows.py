@@ -21,6 +21,7 @@ from lostflops.watch import tailing
 from lostflops.watch.alarm import Alarm
 from lostflops.watch.job import NEW_LOGS_EVERY, PATIENCE, STALL_LEAST, Happened, Watch
 from lostflops.watch.metrics import METRICS, PREFIX, exposition
+from lostflops.watch.page import page
 
 from .growing import MS, Job, even
 
@@ -171,6 +172,78 @@ def test_steps_go_on_without_a_rank_that_died(tmp_path: Path) -> None:
     assert watch.now().step == 59
     watch.look(now=began + PATIENCE + 1)
     assert watch.now().step == 99
+
+
+def test_the_other_ranks_are_followed_and_the_dead_one_is_named(tmp_path: Path) -> None:
+    job = Job(tmp_path, 4)
+    times = even(900, 4)
+    times[700:, 2] *= 1.3
+    for rank in range(4):
+        job.append(rank, "".join(job.step(rank, one) for one in times[: 300 if rank == 3 else None, rank]))
+    then = job.path(0).stat().st_mtime - 90
+    os.utime(job.path(3), (then, then))
+    watch = Watch(tmp_path)
+    news = [one for one in watch.look() if one.bad]
+    assert watch.now().step == 899
+    assert [(one.kind, one.rank) for one in news] == [("rank", 2), ("stall", 3)]
+    assert news[1].text == "rank 3 (node-0001) wrote no step for 90 s while others did, its last was 299"
+    assert "behind      rank 3 (node-0001): no step for 90 s while others finish theirs" in str(
+        page(watch.now(), "run", watch.happened)
+    )
+    assert not [note for note in watch.now().notes if "too late" in note]
+    assert cli.main(["watch", str(tmp_path), "--once"]) == 1
+    job.append(3, job.step(3, 100 * MS))
+    assert [one.text for one in watch.look()] == ["rank 3 (node-0001) writes steps again"]
+
+
+def test_ranks_whose_lines_are_longer_lose_none(tmp_path: Path) -> None:
+    """A rank that tells more writes more, and less of its steps is read at a time."""
+    job = Job(tmp_path, 2)
+    job.grow(even(4000, 2), {1: [{"exception": "x" * 300}] * 4000})
+    watch = Watch(tmp_path)
+    watch.look()
+    assert (watch.now().step, watch.steps.late, watch.now().notes) == (3999, 0, [])
+
+
+def test_a_slow_rank_is_waited_for_as_its_steps_are_long(tmp_path: Path) -> None:
+    """Steps of a minute, of which a rank takes 20 s more: longer than a step waits at first."""
+    job = Job(tmp_path, 3)
+    job.grow(even(300, 3, ms=60_000))
+    watch = Watch(tmp_path)
+    began = time.monotonic()
+    watch.look(now=began)
+    for step in range(60):
+        for rank in (0, 1):
+            job.append(rank, job.step(rank, 60_000 * MS))
+        watch.look(now=began + 80 * step)
+        watch.look(now=began + 80 * step + 19)
+        job.append(2, job.step(2, 80_000 * MS))
+        watch.look(now=began + 80 * step + 20)
+    assert watch.steps.late == 0
+    assert list(watch.slow()) == [2]
+
+
+def test_a_nodes_clock_that_is_wrong_makes_no_job_hang(tmp_path: Path) -> None:
+    job = Job(tmp_path, 4)
+    job.began -= 30_000_000_000
+    job.introduce(0)
+    job.introduce(1)
+    job.began -= 600_000_000_000
+    job.grow(even(300, 4))
+    watch = Watch(tmp_path)
+    assert watch.look() == []
+
+
+def test_what_is_found_at_the_only_look_runs_the_command_too(tmp_path: Path) -> None:
+    """Steps that wait for a rank are taken at the end of `--once`."""
+    run, job = tmp_path / "run", Job(tmp_path / "run", 4)
+    times = even(400, 4)
+    times[300:, 2] *= 1.2
+    for rank in range(4):
+        job.append(rank, "".join(job.step(rank, one) for one in times[: 250 if rank == 3 else None, rank]))
+    told = tmp_path / "told"
+    assert cli.main(["watch", str(run), "--once", "--when-slow", f'echo "$LOSTFLOPS_RANK" >> {told}']) == 1
+    assert told.read_text() == "2\n"
 
 
 def test_once_prints_the_page_and_ends_with_1_where_a_rank_is_behind(

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -63,7 +64,9 @@ def _told(target: Path) -> Generator[None]:
 @contextmanager
 def _filling(target: Path) -> Generator[Path]:
     real = Path(os.path.realpath(target))
-    beside = real.with_name(f".{real.name[:60]}.{os.getpid()}.tmp")
+    # Long names that differ in their endings must not share one.
+    whole = zlib.crc32(os.fsencode(real.name))
+    beside = real.with_name(f".{real.name[:60]}.{whole:08x}.{os.getpid()}.tmp")
     try:
         if target.is_dir():
             raise IsADirectoryError(0, "it is a folder")

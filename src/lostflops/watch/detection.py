@@ -127,8 +127,10 @@ class Detector:
         changed = len(beyond) - 1 - int(np.argmax(np.cumsum(speaks[::-1])))
         start, values = start + changed, values[changed:]
         after = float(np.nanmedian(values))
-        ratio = float(np.exp(after - self.level[column]) - 1)
+        moved = 0.0 if column == self.columns - 1 else self._moved(rows[changed:])
+        ratio = float(np.exp(after - self.level[column] - moved) - 1)
         self.level[column] = after
+        self.first_level[column] += moved
         slower = float(np.exp(after - self.first_level[column]) - 1)
         self.since[column] = start
         self.sums[:, column] = 0
@@ -137,6 +139,17 @@ class Detector:
         # The new level is that of few steps: without a threshold until there are enough of them.
         self.h[column] = np.inf
         return LevelChange(None if column == self.columns - 1 else column, start, ratio, slower)
+
+    def _moved(self, rows: Whole) -> float:
+        """How far the ranks that changed moved the median: what the others seem to have gained or lost.
+
+        Where half of the ranks became slower, the median is the slowest of the rest.
+        """
+        values = self.values[rows, :-1]
+        known = ~np.isnan(values).all(axis=0)
+        off = _medians(values[:, known]) - self.level[:-1][known]
+        still = off[np.abs(off) < CHANGE / 2]
+        return float(np.median(still)) if len(still) else 0.0
 
     def slower(self) -> Numbers:
         """What each rank, and last the job, lost since it was at first; NaN before there is a level."""

@@ -59,7 +59,8 @@ class Follower:
             if self.asked.once:
                 self._look()
                 with self._lock:
-                    self.watch.finish()
+                    news = self.watch.finish()
+                self._alarm(news)
                 self.console.print(self._page(), soft_wrap=True)
             elif self.console.is_terminal:
                 with Live(console=self.console, auto_refresh=False) as live:
@@ -76,9 +77,9 @@ class Follower:
 
     @property
     def wrong(self) -> bool:
-        """A rank or the job is slower than at first, it hangs, or its loss is not a number."""
+        """A rank or the job is slower than at first, one of them hangs, or the loss is not a number."""
         watch = self.watch
-        return bool(watch.slow()) or watch.stalled or watch.steps.bad_loss is not None
+        return bool(watch.slow() or watch.silent) or watch.stalled or watch.bad_loss is not None
 
     def _until_the_end(self) -> None:
         due = time.monotonic()
@@ -92,11 +93,7 @@ class Follower:
     def _look(self) -> None:
         with self._lock:
             news = self.watch.look()
-        if self.alarm is not None:
-            # Of what lies before the first look, only what still holds.
-            slow = self.watch.slow()
-            bad = [one for one in news if one.kind not in ("rank", "job") or one.rank in slow]
-            self._say(self.alarm.tell(bad))
+        self._alarm(news)
         self._ended(wait=False)
         if self.asked.textfile is not None:
             try:
@@ -104,6 +101,13 @@ class Follower:
             except OSError as error:
                 raise CannotWrite(self.asked.textfile, error) from error
         self._show(news)
+
+    def _alarm(self, news: list[Happened]) -> None:
+        if self.alarm is not None:
+            # Of what lies before the first look, only what still holds.
+            slow = self.watch.slow()
+            bad = [one for one in news if one.kind not in ("rank", "job") or one.rank in slow]
+            self._say(self.alarm.tell(bad))
 
     def _show(self, news: list[Happened]) -> None:
         if self.asked.once:

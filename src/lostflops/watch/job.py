@@ -21,8 +21,9 @@ from lostflops.watch.tailing import Tails
 
 RECENT = 50  # steps that speed, spread and throughput are of
 NEW_LOGS_EVERY = 10.0  # s
-PATIENCE = 15.0  # s that a step waits for ranks whose lines have not come
-STALL_LEAST, STALL_STEPS = 60.0, 20  # s, and usual steps, without a step: the job hangs
+# s, and usual steps, that a step waits for ranks whose lines have not come
+PATIENCE, PATIENT_STEPS = 15.0, 3
+STALL_LEAST, STALL_STEPS = 60.0, 20  # s, and usual steps, without a step: the job hangs, or a rank does
 SLOW = float(np.exp(CHANGE / 2) - 1)  # a rank that lost less than this since its first change is back
 EXPLAINS = 0.5  # of what a step takes longer
 FEW = 0.25  # of the ranks: what grew on more of them is not one rank's doing
@@ -78,12 +79,13 @@ class Now:
     steps_per_second: float
     tokens_per_second: float | None
     samples_per_second: float | None
-    loss: tuple[int, float] | None  # the last step that told one, mean of its ranks
+    loss: tuple[int, float] | None  # of the last step that told one, the mean of its ranks; or NaN
     loss_before: float | None  # mean of the recent steps before it
     spark: Sequence[float]
     pauses: Sequence[tuple[Pause, str | None]]
     job_slower: float | None
     stalled: bool
+    silent: Mapping[int, float]  # ranks that write nothing while others do, and for how many seconds
     ended: bool
     status: int | None
     attempt: int
@@ -103,11 +105,12 @@ class Watch:
     counts: Counter[str] = field(default_factory=Counter[str])
     notes: list[str] = field(default_factory=list[str])
     stalled: bool = False
+    silent: dict[int, float] = field(default_factory=dict[int, float])  # ranks, and for how many seconds
+    bad_loss: int | None = None  # the last step whose loss is no number, until one comes whose loss is
     ended: bool = False
     status: int | None = None
     _looked: float = -math.inf
     _grew: float = -math.inf
-    _told_loss: bool = False
     _pauses: tuple[int, list[tuple[Pause, str | None]]] = (-1, [])
 
     def __post_init__(self) -> None:
@@ -127,17 +130,18 @@ class Watch:
             self.steps.reserve(sorted(self.tails.by_rank))
         self.tails.renew()
         first = self._grew == -math.inf
-        while self.tails.unread:
-            for tail, lines in self.tails.turn():
-                self.steps.add(tail.rank, list(lines), tail.wall(0))
-                self._grew = now
+        more = True
+        while more:
+            more = False
+            for tail, lines in self.tails.turn(self._reach):
+                more = True
+                if lines:
+                    self.steps.add(tail.rank, list(lines), tail.wall(0))
+                    self._grew = now
             news += self._taken(patient=True)
         if first:
-            # How long ago the last line was written only its own clock can say; clocks differ by less than
-            # what counts as a hang.
-            end = int(self.steps.end[self.steps.highest % ROWS]) if self.steps.highest >= 0 else 0
-            self._grew = now - (max(0.0, time.time() - end / 1e9) if end else 0.0)
-        if now - self._grew >= PATIENCE or self._all_ended():
+            self._grew = now - self._last_written()
+        if now - self._grew >= self._patience(PATIENCE, PATIENT_STEPS) or self._all_ended():
             news += self._taken(patient=False)
         news += self._state(now)
         self.notes += self.tails.notes
@@ -153,10 +157,29 @@ class Watch:
         self.happened += news
         return news
 
+    def _reach(self) -> int | None:
+        return None if self.steps.first is None else self.steps.reach
+
+    def _last_written(self) -> float:
+        """How many seconds before the first look the last line was written.
+
+        Both clocks that know may be wrong, a node's and the file system's: the job hangs where both say so.
+        """
+        steps = self.steps
+        ended = int(steps.end[steps.highest % ROWS].max(initial=0)) if steps.highest >= 0 else 0
+        written = max((tail.written for tail in self.tails.by_rank.values()), default=0.0)
+        return max(0.0, time.time() - max(ended / 1e9, written)) if ended and written else 0.0
+
+    def _patience(self, least: float, of_steps: int) -> float:
+        """Seconds that are long for this job."""
+        usual = _typical(self.steps.job[self.steps.rows(RECENT)]) / 1e9
+        return max(least, of_steps * usual) if math.isfinite(usual) else least
+
     def _begun(self) -> Happened:
         self.steps, self.detector = StepRing(), Detector()
         self.worse.clear()
-        self.ended, self.stalled, self.status, self._told_loss = False, False, None, False
+        self.silent.clear()
+        self.ended, self.stalled, self.status, self.bad_loss = False, False, None, None
         self._pauses = (-1, [])
         attempt = self.tails.attempt
         return Happened("attempt", f"attempt {attempt} of the job has begun", time.time_ns())
@@ -168,9 +191,14 @@ class Watch:
         """Take the steps that are whole; without patience, those too that half of the ranks have."""
         steps, news = self.steps, list[Happened]()
         tails = self.tails.by_rank
-        last = np.array([np.inf if t.ended and not t.unread else t.last for t in tails.values()])
-        if not len(last) or steps.first is None:
+        if not tails or steps.first is None:
             return news
+        last = np.array([float(tail.last) for tail in tails.values()])
+        if last.min() < steps.highest:
+            patience, quiet = self._patience(PATIENCE, PATIENT_STEPS), self.tails.quiet()
+            silent = [quiet.get(rank, 0.0) >= patience for rank in tails]
+            over = [(tail.ended or tail.gone) and not tail.lags for tail in tails.values()]
+            last[np.array(silent) | np.array(over)] = np.inf
         whole = int(min(last.min(), steps.highest))
         forced = steps.highest - FULL
         if not patient:
@@ -179,12 +207,40 @@ class Watch:
         while steps.next <= max(whole, forced):
             changes += self.detector.take(steps, steps.take())
         news += [self._change(change) for change in self._together(changes)]
-        if steps.bad_loss is not None and not self._told_loss:
-            self._told_loss = True
-            step, rank, value = steps.bad_loss
-            text = f"the loss is {value} since step {step:,}, first on rank {rank}"
-            news.append(Happened("loss", text, int(steps.end[step % ROWS]), step, rank, bad=True))
+        return news + self._loss()
+
+    def _loss(self) -> list[Happened]:
+        """Whether the loss is no number in a step that was taken, and whether it is one again."""
+        steps, news = self.steps, list[Happened]()
+        ready = sorted(step for step in steps.bad_loss if step < steps.next)
+        told = {step: steps.bad_loss.pop(step) for step in ready}
+        begins = ready[0] if ready and self.bad_loss is None else None
+        if ready:
+            self.bad_loss = max(ready[-1], self.bad_loss or 0)
+        again = self._number_again()
+        if begins is not None:
+            ranks, value = told[begins]
+            lasts = f"since step {begins:,}"
+            if again is not None:
+                lasts = f"in step {begins:,}" if self.bad_loss == begins else f"from step {begins:,} on"
+            text = f"the loss {'is' if again is None else 'was'} {value} {lasts}, "
+            text += f"first on {written_ranks(sorted(ranks))}"
+            news.append(Happened("loss", text, steps.ended(begins), begins, min(ranks), bad=True))
+        if again is not None:
+            text = f"the loss is a number again since step {again:,}"
+            news.append(Happened("loss", text, steps.ended(again), again))
+            self.bad_loss = None
         return news
+
+    def _number_again(self) -> int | None:
+        """The first step after the last whose loss is no number that told one."""
+        steps = self.steps
+        if self.bad_loss is None:
+            return None
+        rows = steps.rows(FULL)
+        rows = rows[(steps.loss[rows, 1] > 0) & (steps.loss[rows, 2] == 0)]
+        numbers = (_step_of(int(row), steps.next) for row in rows)
+        return next((number for number in numbers if number > (self.bad_loss or 0)), None)
 
     def _together(self, changes: Sequence[LevelChange]) -> list[LevelChange]:
         """In order, each rank once: where one changed twice between two looks, as it is now."""
@@ -196,15 +252,17 @@ class Watch:
     def _change(self, change: LevelChange) -> Happened:
         """A change in words, with what the log says of its cause."""
         rank = None if change.column is None else self.steps.ranks[change.column]
-        at = int(self.steps.end[change.step % ROWS])
+        at = self.steps.ended(change.step)
         who = "the job" if rank is None else f"rank {rank} ({self.node(rank)})"
         since = f"since step {change.step:,}"
         bad = change.ratio > 0
         if not bad and change.slower < SLOW and rank in self.worse:
             text = f"{who} is as fast as before {since}"
         else:
-            text = f"{who} is {abs(change.ratio):.0%} {'slower' if bad else 'faster'} {since}"
-            text = text.replace("%", " %")
+            stayed = rank is not None and self._stayed(change)
+            than = "slower" if bad else "faster"
+            text = f"{who} is {100 * abs(change.ratio):.0f} % {than}{' than the others' * stayed} {since}"
+            text += ": they changed, its own steps did not" * stayed
         if bad:
             text += self._cause(change)
         if change.slower < SLOW:
@@ -215,14 +273,26 @@ class Watch:
         node = "" if rank is None else self.node(rank)
         return Happened(kind, text, at, change.step, rank, node, change.ratio, bad)
 
+    def _around(self, change: LevelChange) -> tuple[Whole, Whole]:
+        """The rows of the steps before a change, and of those since."""
+        steps = self.steps
+        after = np.arange(change.step, steps.next)
+        first = max(steps.first or 0, change.step - 2 * len(after), change.step - FULL)
+        return np.arange(first, change.step) % ROWS, after % ROWS
+
+    def _stayed(self, change: LevelChange) -> bool:
+        """Whether it was the others that changed: the rank's own steps take about as long as before."""
+        before, after = self._around(change)
+        if not len(before):
+            return False
+        own = self.steps.duration[:, change.column or 0]
+        moved = math.log(_typical(own[after]) / _typical(own[before]))
+        return abs(moved) < abs(math.log1p(change.ratio)) / 2
+
     def _cause(self, change: LevelChange) -> str:
         """Which part of the step grew, and on which ranks, where one explains half of the change."""
         steps = self.steps
-        after = np.arange(change.step, steps.next) % ROWS
-        before = np.arange(
-            max(steps.first or 0, change.step - 2 * len(after), change.step - FULL), change.step
-        )
-        before = before % ROWS
+        before, after = self._around(change)
         if not len(before) or not len(steps.ranks):
             return ""
         job = change.column is None
@@ -238,7 +308,7 @@ class Watch:
         part, column = np.unravel_index(int(grown.argmax()), grown.shape)
         most = float(grown[part, column])
         if most < EXPLAINS * longer:
-            return ": the log does not say on which rank" if len(steps.ranks) > 1 else ""
+            return self._on_which(before, after, longer)
         alike = np.flatnonzero(grown[part] >= EXPLAINS * longer)
         says = GROWS[PARTS[int(part)]].format(_ms(most))
         if len(steps.ranks) == 1:
@@ -249,6 +319,17 @@ class Watch:
         also = f", and {len(alike) - 1} other ranks do" if len(alike) > 1 else ""
         return f": rank {rank} ({self.node(rank)}) {says} per step{also}"
 
+    def _on_which(self, before: Whole, after: Whole, longer: float) -> str:
+        """Which ranks' steps took longer, where those of some did not; ranks that wait for others do too."""
+        durations = self.steps.duration
+        if len(self.steps.ranks) < 2:
+            return ""
+        grown = np.array([_typical(one[after]) - _typical(one[before]) for one in durations.T])
+        slower = np.flatnonzero(grown >= EXPLAINS * longer)
+        if not 0 < len(slower) < len(grown):
+            return ": the log does not say on which rank"
+        return f": on {written_ranks(sorted(self.steps.ranks[column] for column in slower.tolist()))}"
+
     def _state(self, now: float) -> list[Happened]:
         """Whether the job ended, and whether it hangs."""
         news: list[Happened] = []
@@ -257,7 +338,7 @@ class Watch:
             self.ended = True
             self.status = self.tails.command_ended()
             with_it = "" if self.status is None else f" with status {self.status}"
-            end = int(self.steps.end[self.steps.highest % ROWS]) if self.steps.highest >= 0 else 0
+            end = self.steps.ended(self.steps.highest) if self.steps.highest >= 0 else 0
             news.append(Happened("end", f"the job ended{with_it}", end or time.time_ns()))
         elif not self.ended and (status := self._command_ended(now)) is not None:
             self.ended, self.status = True, status
@@ -272,7 +353,32 @@ class Watch:
         elif self.stalled and not stalled and not self.ended:
             news.append(Happened("stall", "the job goes on", time.time_ns()))
         self.stalled = stalled
+        return news + self._silences()
+
+    def _silences(self) -> list[Happened]:
+        """Which ranks began to write nothing while others go on, and which write again."""
+        silent, tails = self._silent(), self.tails.by_rank
+        at, news = time.time_ns(), list[Happened]()
+        for rank in sorted(silent.keys() - self.silent):
+            last, quiet = tails[rank].last, long(silent[rank])
+            text = (
+                f"rank {rank} ({self.node(rank)}) wrote no step for {quiet} while others did, {_last(last)}"
+            )
+            news.append(Happened("stall", text, at, last + 1, rank, self.node(rank), bad=True))
+        for rank in sorted(self.silent.keys() - silent.keys()):
+            ended = rank not in tails or tails[rank].ended or tails[rank].gone
+            if not ended and not self.ended:
+                text = f"rank {rank} ({self.node(rank)}) writes steps again"
+                news.append(Happened("stall", text, at, rank=rank, node=self.node(rank)))
+        self.silent = silent
         return news
+
+    def _silent(self) -> dict[int, float]:
+        """Ranks that write nothing while others do, as if they hung or were killed; seconds of it."""
+        if self.ended:
+            return {}
+        most = self._patience(STALL_LEAST, STALL_STEPS)
+        return {rank: quiet for rank, quiet in self.tails.quiet().items() if quiet >= most}
 
     def _command_ended(self, now: float) -> int | None:
         """Asked only where no step came for a while."""
@@ -284,18 +390,17 @@ class Watch:
 
     def quiet(self, now: float) -> float | None:
         """Seconds without a line in any log, where that is long for this job."""
-        usual = _typical(self.steps.job[self.steps.rows(RECENT)]) / 1e9
-        if not math.isfinite(usual):
+        if not np.isfinite(self.steps.job[self.steps.rows(RECENT)]).any():
             return None
         quiet = now - self._grew
-        return quiet if quiet >= max(STALL_LEAST, STALL_STEPS * usual) else None
+        return quiet if quiet >= self._patience(STALL_LEAST, STALL_STEPS) else None
 
     def _hangs(self, quiet: float) -> str:
         last = {rank: tail.last for rank, tail in self.tails.by_rank.items() if not tail.ended}
         furthest = max(last.values(), default=0)
         behind = sorted(rank for rank, step in last.items() if step < furthest)
         usual = _ms(_typical(self.steps.job[self.steps.rows(RECENT)]))
-        text = f"no rank finished a step for {_long(quiet)} (usual: {usual}); the last was step {furthest:,}"
+        text = f"no rank finished a step for {long(quiet)} (usual: {usual}); the last was step {furthest:,}"
         if behind and len(behind) < len(last):
             text += f", which {written_ranks(behind)} never finished"
         return text
@@ -321,12 +426,13 @@ class Watch:
         spent = float(steps.job[timed].sum()) / 1e9
         tokens, samples = steps.amounts[timed].sum(axis=0).tolist()
         worlds = [tail.who.world for tail in tails.values() if tail.who and tail.who.world]
-        told = rows[steps.loss[rows, 1] > 0]
+        told = rows[steps.loss[rows, 1:].any(axis=1)]
         loss = None
         if len(told):
             at = int(told[-1])
-            loss = (_step_of(at, steps.next), float(steps.loss[at, 0] / steps.loss[at, 1]))
-        before = told[:-1]
+            mean = math.nan if steps.loss[at, 2] else float(steps.loss[at, 0] / steps.loss[at, 1])
+            loss = (_step_of(at, steps.next), mean)
+        before = told[:-1][steps.loss[told[:-1], 2] == 0]
         means = steps.loss[before, 0] / steps.loss[before, 1] if len(before) else None
         last = steps.next - 1 if len(rows) else None
         wide = steps.job[steps.rows(240)]
@@ -336,7 +442,7 @@ class Watch:
             world=max(worlds, default=None),
             nodes=len({tail.node for tail in tails.values()}),
             step=last,
-            at=int(steps.end[last % ROWS]) if last is not None else None,
+            at=steps.ended(last) if last is not None else None,
             duration=_typical(steps.job[timed]),
             recent=len(timed),
             steps_per_second=len(timed) / spent if spent else math.nan,
@@ -348,6 +454,7 @@ class Watch:
             pauses=self.pauses(),
             job_slower=slow.get(None),
             stalled=self.stalled,
+            silent=self.silent,
             ended=self.ended,
             status=self.status,
             attempt=max(0, self.tails.attempt),
@@ -427,7 +534,11 @@ def _typical(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float
     return float(np.median(known)) if len(known) else math.nan
 
 
-def _long(seconds: float) -> str:
+def _last(step: int) -> str:
+    return f"its last was {step:,}" if step >= 0 else "and none before"
+
+
+def long(seconds: float) -> str:
     """90 s, 5 min, 3 h, 12 days."""
     for most, one, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < most:

@@ -12,7 +12,7 @@ from lostflops.errors import shown
 from lostflops.finding import milliseconds
 from lostflops.recipes.steps.log_pauses import ordinal
 from lostflops.units import three_figures, written_ranks
-from lostflops.watch.job import Happened, Now, RankNow
+from lostflops.watch.job import Happened, Now, RankNow, long
 
 LABEL = 12
 BARS = "▁▂▃▄▅▆▇█"
@@ -77,7 +77,8 @@ def _lines(now: Now, run: str) -> Iterator[tuple[str, str, str]]:
         yield "throughput", ", ".join(rates), ""
     if now.loss is not None:
         before = "" if now.loss_before is None else f"; {now.loss_before:.4g} in the steps before"
-        yield "loss", f"{now.loss[1]:.4g} at step {now.loss[0]:,}{before}", ""
+        value = f"{now.loss[1]:.4g}" if math.isfinite(now.loss[1]) else "not a number"
+        yield "loss", f"{value} at step {now.loss[0]:,}{before}", ""
     for pause, cause in now.pauses:
         does = f" ({PAUSES[cause]})" if cause else ""
         cost = milliseconds(pause.longer / pause.period)
@@ -88,7 +89,11 @@ def _lines(now: Now, run: str) -> Iterator[tuple[str, str, str]]:
 
 
 def behind(now: Now) -> Iterator[str]:
-    """Who is slower than at first: whole nodes together, and the job."""
+    """Who writes nothing, and who is slower than at first: whole nodes together, and the job."""
+    for rank in now.ranks:
+        if rank.rank in now.silent:
+            quiet = long(now.silent[rank.rank])
+            yield f"rank {rank.rank} ({shown(rank.node)}): no step for {quiet} while others finish theirs"
     if now.job_slower is not None and now.job_slower > 0:
         yield f"the job is {_share(now.job_slower)} slower than it was"
     slow = [rank for rank in now.ranks if rank.slow is not None and rank.slow > 0]

@@ -21,7 +21,7 @@ class StepRing:
     """Durations in ns, by step and rank; NaN where a rank has none, or was recorded in full there.
 
     `next` is the first step that was not taken yet; steps are taken in order, once all ranks have it or no
-    longer can. `end` is when the first rank ended the step, in UTC, ns.
+    longer can. `end` is when each rank ended the step by its node's clock, in UTC, ns; 0 where it did not.
     """
 
     def __init__(self) -> None:
@@ -29,8 +29,9 @@ class StepRing:
         self.place: dict[int, int] = {}
         self.duration: Numbers = np.full((ROWS, 0), np.nan)
         self.parts: Amounts = np.zeros((len(PARTS), ROWS, 0), dtype=np.float32)
-        self.end: Whole = np.zeros(ROWS, dtype=np.int64)
-        self.loss: Numbers = np.zeros((ROWS, 2))  # sum over the ranks that told it, and how many did
+        self.end: Whole = np.zeros((ROWS, 0), dtype=np.int64)
+        # The sum over the ranks that told a number, how many did, and how many told one that is not finite.
+        self.loss: Numbers = np.zeros((ROWS, 3))
         self.amounts: Whole = np.zeros((ROWS, 2), dtype=np.int64)  # tokens and samples of all ranks
         self.arrived: Whole = np.zeros(ROWS, dtype=np.int64)
         self.recorded: npt.NDArray[np.bool_] = np.zeros(ROWS, dtype=np.bool_)
@@ -39,7 +40,7 @@ class StepRing:
         self.first: int | None = None
         self.highest = -1
         self.late = 0  # lines that came when their step was taken already
-        self.bad_loss: tuple[int, int, str] | None = None  # the first: step, rank and what it is
+        self.bad_loss: dict[int, tuple[list[int], str]] = {}  # by step, whose it is and what; for its reader
 
     def of(self, rank: int) -> int:
         """The column of a rank, a new one where it is not known yet."""
@@ -56,6 +57,7 @@ class StepRing:
             self.place[rank] = len(self.ranks)
             self.ranks.append(rank)
         self.duration = np.hstack((self.duration, np.full((ROWS, len(new)), np.nan)))
+        self.end = np.hstack((self.end, np.zeros((ROWS, len(new)), dtype=np.int64)))
         zeros = np.zeros((len(PARTS), ROWS, len(new)), dtype=np.float32)
         self.parts = np.concatenate((self.parts, zeros), axis=2)
 
@@ -72,20 +74,31 @@ class StepRing:
                 self.first = self.next = step
             if line.loss is not None or line.tokens is not None or line.samples is not None:
                 self._told(rank, line, step)
-            if step < self.next or step >= self.next + ROWS - FULL:
-                self.late += 1
+            if step < self.next or step >= self.reach:
+                self.late += step >= self.first
                 continue
             self.highest = max(self.highest, step)
             row = step % ROWS
             self.arrived[row] += 1
-            if line.end is not None and (not self.end[row] or line.end + wall < self.end[row]):
-                self.end[row] = line.end + wall
+            if line.end is not None:
+                self.end[row, column] = line.end + wall
             if line.window:
                 self._spoil(step)
             elif line.duration is not None and step >= WARM_UP:
                 self.duration[row, column] = line.duration
                 told = (line.data, line.checkpoint, line.gc, line.core_wait, line.optimizer)
                 self.parts[:, row, column] = [ns or 0 for ns in told]
+
+    @property
+    def reach(self) -> int:
+        """The first step that has no row yet."""
+        return self.next + ROWS - FULL
+
+    def ended(self, step: int) -> int:
+        """When half of the ranks had ended a step, in UTC, ns: no single clock decides. 0: not known."""
+        known = np.sort(self.end[step % ROWS])
+        known = known[known > 0]
+        return int(known[(len(known) - 1) // 2]) if len(known) else 0
 
     def _spoil(self, step: int) -> None:
         """A step that is recorded in full, and the one before it, in which the profiler is prepared."""
@@ -94,14 +107,14 @@ class StepRing:
             self.recorded[(step - 1) % ROWS] = True
 
     def _told(self, rank: int, line: StepLine, step: int) -> None:
-        if not self.next - ROWS // 2 <= step < self.next + ROWS - FULL:
+        if not self.next - ROWS // 2 <= step < self.reach:
             return
         row = step % ROWS
         if isinstance(line.loss, str):
-            if self.bad_loss is None:
-                self.bad_loss = (step, rank, line.loss)
+            self.loss[row, 2] += 1
+            self.bad_loss.setdefault(step, ([], line.loss))[0].append(rank)
         elif line.loss is not None:
-            self.loss[row] += (line.loss, 1)
+            self.loss[row, :2] += (line.loss, 1)
         self.amounts[row] += (line.tokens or 0, line.samples or 0)
 
     def take(self) -> int:
@@ -112,7 +125,7 @@ class StepRing:
         self.job[row] = middle(self.duration[row])
         self.next += 1
         # The row that comes into reach has to be empty.
-        self._clear((self.next + ROWS - FULL - 1) % ROWS)
+        self._clear((self.reach - 1) % ROWS)
         return row
 
     def _clear(self, row: int) -> None:

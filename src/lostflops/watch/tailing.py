@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import msgspec
 
 from lostflops import run_folder
 from lostflops.ingest.step_log.reader import LINE, UNDECODABLE, WHO, StepLine, Who
+from lostflops.watch.steps import FULL, ROWS
 
 LOG = re.compile(run_folder.A_STEP_LOG)
 CHUNK = 1 << 16  # bytes of a log in one turn
@@ -23,12 +24,14 @@ CHUNK = 1 << 16  # bytes of a log in one turn
 BACK, LEAST_BACK, MOST_BACK = 1 << 28, 1 << 18, 1 << 22
 LONGEST_LINE = 1 << 16
 FIRST_LINE = 1 << 13
-FAR_AHEAD = 256  # steps that one log is read ahead of another
 
 
 @dataclass
 class Tail:
-    """One rank's log: how far it was read. `notes` say what became of the file besides growing."""
+    """One rank's log: how far it was read. `notes` say what became of the file besides growing.
+
+    `waiting` are lines of steps that are too far ahead of the other ranks'.
+    """
 
     path: Path
     node: str
@@ -38,15 +41,40 @@ class Tail:
     offset: int = 0
     inode: int = 0
     rest: bytes = b""
+    waiting: list[StepLine] = field(default_factory=list[StepLine])
+    written: float = 0.0  # when the file changed last, by the clock of its file system
     unread: bool = True
     torn: int = 0
-    last: int = -1  # number of the last step that was read
+    last: int = -1  # number of the last step that was given
     first_read: int = 0  # bytes that were left out at the first look
     ended: bool = False
     gone: bool = False
     notes: list[str] = field(default_factory=list[str])
 
-    def read(self, back: int) -> list[StepLine]:
+    @property
+    def lags(self) -> bool:
+        """Whether it has something that was not given yet."""
+        return self.unread or bool(self.waiting)
+
+    def lines(self, before: int | None, back: int) -> list[StepLine]:
+        """The lines that follow, at most a chunk, and none from the first of the step `before` on."""
+        if not self.waiting:
+            self.waiting = self._read_on(back) if self.unread else []
+        if not self.waiting:
+            return []
+        numbers = [line.of if line.step is None else line.step for line in self.waiting]
+        if before is None:
+            before = next((number for number in numbers if number is not None), 0) + ROWS - FULL
+        at = next((n for n, number in enumerate(numbers) if number is not None and number >= before), None)
+        given, self.waiting = self.waiting[:at], [] if at is None else self.waiting[at:]
+        for line in given:
+            if line.step is not None:
+                self.last = line.step
+            elif line.kind == run_folder.END:
+                self.ended = True
+        return given
+
+    def _read_on(self, back: int) -> list[StepLine]:
         """The whole lines that were appended since, at most a chunk of them."""
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -67,7 +95,7 @@ class Tail:
             self._restart("was replaced: it is read from its beginning")
         elif size < self.offset:
             self._restart("is shorter than it was: it is read from its beginning")
-        self.gone, self.inode = False, found.st_ino
+        self.gone, self.inode, self.written = False, found.st_ino, found.st_mtime
         if self.who is None and not self._introduced(file, size, back):
             self.unread = False
             return []
@@ -106,17 +134,13 @@ class Tail:
     def _restart(self, why: str) -> None:
         self.notes.append(why)
         self.who, self.offset, self.rest, self.last, self.ended = None, 0, b"", -1, False
+        self.waiting = []
 
     def _decoded(self, data: bytes) -> list[StepLine]:
         try:
             lines = LINE.decode_lines(data)
         except UNDECODABLE:
             lines = [line for raw in data.splitlines() if (line := self._line(raw)) is not None]
-        for line in lines:
-            if line.step is not None:
-                self.last = line.step
-            elif line.kind == run_folder.END:
-                self.ended = True
         return lines
 
     def _line(self, raw: bytes) -> StepLine | None:
@@ -173,19 +197,17 @@ class Tails:
                 if match := LOG.fullmatch(name):
                     yield folder / name, folder.name, int(match["rank"]), int(match["attempt"])
 
-    def turn(self) -> Iterator[tuple[Tail, Sequence[StepLine]]]:
-        """What each log has more, at most a chunk. No log is read far ahead of another that has more."""
+    def turn(self, reach: Callable[[], int | None]) -> Iterator[tuple[Tail, Sequence[StepLine]]]:
+        """What each log has more, at most a chunk, and of no step from `reach` on. None: nothing more."""
         tails = list(self.by_rank.values())
         back = min(MOST_BACK, max(LEAST_BACK, BACK // max(1, len(tails))))
-        behind = min((tail.last for tail in tails if tail.unread and tail.last >= 0), default=None)
         for tail in tails:
-            if behind is not None and tail.last > behind + FAR_AHEAD:
-                continue
-            lines = tail.read(back)
+            offset = tail.offset
+            lines = tail.lines(reach(), back)
             if tail.notes:
                 self.notes += [f"the log of rank {tail.rank} {note}" for note in tail.notes]
                 tail.notes.clear()
-            if lines:
+            if lines or tail.offset != offset:
                 yield tail, lines
 
     def renew(self) -> None:
@@ -193,9 +215,14 @@ class Tails:
         for tail in self.by_rank.values():
             tail.unread = True
 
-    @property
-    def unread(self) -> bool:
-        return any(tail.unread for tail in self.by_rank.values())
+    def quiet(self) -> dict[int, float]:
+        """Seconds that each log was not written to while another was; of ranks that have not ended."""
+        newest = max((tail.written for tail in self.by_rank.values()), default=0.0)
+        return {
+            rank: newest - tail.written
+            for rank, tail in self.by_rank.items()
+            if 0 < tail.written < newest and not (tail.ended or tail.gone or tail.lags)
+        }
 
     def command_ended(self) -> int | None:
         """The exit status of the recorded command, None while it runs or where nobody wrote it."""

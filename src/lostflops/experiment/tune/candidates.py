@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from lostflops.finding import Finding, percent
+from lostflops.finding import Finding, PredictedGain, percent
 from lostflops.remedies import REMEDIES
 from lostflops.remedies.remedy import Safety
 
@@ -25,6 +25,8 @@ class SeenRun:
     verdict: str
     facts: JobFacts
     typed: Mapping[str, str]  # by remedy, what its user would type in the job's framework
+    # By edit, what changes gain with the numbers that they are made with.
+    predicted: Mapping[str, PredictedGain] = field(default_factory=dict[str, PredictedGain])
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class TuneCandidate:
     low: float | None
     high: float | None
     at_most: float
+    edit: str  # what was replayed for it
 
 
 @dataclass(frozen=True)
@@ -101,16 +104,29 @@ def _judged(
     one = AppliedChange(remedy, options)
     if one in tried:
         return left("it was tried with these numbers")
-    return TuneCandidate(one, finding, gain, low, high, bound)
+    edit = change.edit.format(**options)
+    told = seen.predicted.get(edit)
+    if told is None or told.refused:
+        return TuneCandidate(one, finding, gain, low, high, bound, finding.edit)
+    gain, low, high = _shares(told, seen.step_ns)
+    if gain is not None and gain < LEAST:
+        return left(f"replay predicts {percent(gain, 1)} less time, which is not worth a proof")
+    return TuneCandidate(one, finding, gain, low, high, bound, edit)
+
+
+Shares = tuple[float | None, float | None, float | None]
 
 
 def _gains(finding: Finding, step: int) -> tuple[float | None, float | None, float | None, float]:
     """Predicted with its ends, and at most; as shares of the step."""
-    told = finding.predicted
     bound = min(1.0, finding.ns_per_step / step) if step else 0.0
+    return *_shares(finding.predicted, step), bound
+
+
+def _shares(told: PredictedGain | None, step: int) -> Shares:
     if told is None or told.refused or not step:
-        return None, None, None, bound
-    return told.ns / step, told.low_ns / step, told.high_ns / step, bound
+        return None, None, None
+    return told.ns / step, told.low_ns / step, told.high_ns / step
 
 
 def known(remedy: str) -> str:

@@ -82,6 +82,9 @@ class TunedChange:
     # How a user's code writes an option's number: what stands before it.
     typed: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
+    # What to replay for it; empty: what the finding that gives reason for it asks.
+    edit: str = ""
+
     @property
     def is_inside(self) -> bool:
         """Whether something of ours runs in the process for it."""
@@ -120,6 +123,7 @@ CHANGES: Mapping[str, TunedChange] = {
         _workers,
         otherwise="more workers than twice the cores do not help",
         typed={"workers": (r"num_workers\W+", r"num-workers\W+")},
+        edit="loader-workers={workers}",
     ),
     "pinned-copies": TunedChange("`DataLoader(pin_memory=True)` inside the process", "bit-identical"),
     "gc-freeze": TunedChange("`gc.freeze()` and `gc.disable()` inside the process", "bit-identical"),

@@ -34,8 +34,11 @@ def decided(found: Proven, safety: Safety) -> tuple[bool, str]:
         return False, f"taken back: steps take {_share(found)} more time"
     if found.verdict == "no difference":
         return False, "taken back: no difference is shown"
+    if not found.finished:
+        return False, "taken back: no pair of starts was finished"
     if found.verdict != "faster":
-        return False, f"taken back: {found.finished} pairs cannot tell whether it gains"
+        pairs = f"{found.finished} pair{'s' * (found.finished != 1)}"
+        return False, f"taken back: {pairs} cannot tell whether it gains"
     if parity not in FINE[safety] and not _differs_anyway(found):
         return False, f"taken back: the loss is {SAID[parity]}, and {safety} was asked for"
     kept = f"kept: {_share(found)} less time per step"

@@ -25,7 +25,7 @@ from lostflops.session import Session
 from lostflops.store.trace import Trace
 
 from .candidates import SeenRun
-from .changes import JobFacts
+from .changes import CHANGES, JobFacts
 
 IN_FULL = ((10, 19),)
 LOADING = "idle.data_loading"
@@ -79,9 +79,11 @@ def look(run: Path, words: tuple[str, ...]) -> SeenRun:
     with trace.reading():
         found = page(trace, session)
         typed = _typed(found, trace)
-    if found.budget is None:
-        raise _unseen(run)
-    return SeenRun(found.findings, round(found.budget.mean), found.verdict, _facts(found, run, words), typed)
+        if found.budget is None:
+            raise _unseen(run)
+        facts = _facts(found, run, words)
+        predicted = session.predicted(_edits(found, facts))
+    return SeenRun(found.findings, round(found.budget.mean), found.verdict, facts, typed, predicted)
 
 
 def _unseen(run: Path) -> CannotTune:
@@ -95,6 +97,14 @@ def _unseen(run: Path) -> CannotTune:
                     f"The steps to look at were not recorded: {why}.", f"{hint}." if hint else ""
                 )
     return CannotTune(*UNSEEN)
+
+
+def _edits(found: Page, facts: JobFacts) -> list[str]:
+    """What to replay for the changes that are told, with the numbers that a first one has."""
+    names = dict.fromkeys(name for finding in found.findings for name in finding.remedies or ())
+    changes = [CHANGES[name] for name in names if name in CHANGES and CHANGES[name].edit]
+    options = [(change, change.options(facts, {})) for change in changes]
+    return [change.edit.format(**chosen) for change, chosen in options if chosen is not None]
 
 
 def _typed(found: Page, trace: Trace) -> dict[str, str]:

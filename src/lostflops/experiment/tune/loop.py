@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lostflops.errors import CannotWrite, LostflopsError
 from lostflops.experiment.proof.paired import TELLING
+from lostflops.experiment.proof.prediction import PredictedChange
 from lostflops.experiment.proof.proven import Proven
 from lostflops.experiment.proof.running import folder as proofs
 from lostflops.experiment.proof.running.command import Ended, TimeIsUp
@@ -26,7 +27,7 @@ from .changes import CHANGES, AppliedChange
 from .deciding import decided
 from .hands import HANDS, CannotTune, Hands
 from .report import TuneReport
-from .state import PROOF, SHIM, TRYOUT, Decided, RecordedRound, Trial, TuneFolder
+from .state import PROOF, SHIM, TOGETHER, TRYOUT, Decided, RecordedRound, Trial, TuneFolder
 
 Say = Callable[[str], None]
 TRIED_STEPS = 12
@@ -131,7 +132,7 @@ class _Loop:
         self._afford(1 + 2 * FEWEST_PAIRS)
         trial = Trial(
             len(self.folder.trials) + 1, number, one.change, one.finding.name, one.finding.claim,
-            one.gain, one.low, one.high, None if one.gain is not None else one.at_most, one.finding.edit,
+            one.gain, one.low, one.high, None if one.gain is not None else one.at_most, one.edit,
         )  # fmt: skip
         self.folder.attempt(trial)
         gain = (
@@ -165,7 +166,7 @@ class _Loop:
             Decided(
                 trial.number, kept, why, found.verdict, found.ratio, found.low, found.high, found.pairs,
                 found.loss.parity, made or changes.taken_up(place / SHIM).get(trial.change.remedy, []),
-                2 * len(proof.pairs),
+                proof.started, self._most(trial, found),
             )
         )  # fmt: skip
         if found.loss.parity == "not finite":  # no change can be checked by such a loss
@@ -173,6 +174,14 @@ class _Loop:
                 f"the job diverges by itself, its loss is not finite from step {found.loss.first} on"
             )
         return stays
+
+    def _most(self, trial: Trial, found: Proven) -> float | None:
+        """What a predicted gain may be of the proven steps, where recorded steps took longer."""
+        if trial.gain is None or trial.low is None or trial.high is None:
+            return None
+        recorded = next((one.step_ns for one in self.folder.recorded if one.round == trial.round), 0)
+        said = PredictedChange(trial.edit, trial.gain, trial.low, trial.high, recorded)
+        return said.most(found.step_before)
 
     def _said(self, one: Decided) -> bool:
         self.folder.decide(one)
@@ -239,7 +248,7 @@ class _Loop:
         self.say("proving all changes together")
         applied, shim = self.now()
         before = self.line((), shim)
-        _, found = self._proof(self.folder.path / "whole", before, self.line(applied, shim))
+        _, found = self._proof(self.folder.path / TOGETHER, before, self.line(applied, shim))
         if found.interrupted:
             raise Interrupted(found.stopped)
         self.folder.prove_whole(found.to_json())

@@ -37,11 +37,16 @@ class TuneReport:
         return self.folder.kept
 
     @property
+    def made(self) -> list[Trial]:
+        """Those that the job has in the end: of a change that was kept twice, the last with its numbers."""
+        return list({trial.change.remedy: trial for trial in self.kept}.values())
+
+    @property
     def headline(self) -> str:
         """What came of it, in a sentence."""
         kept, tried = self.kept, len(self.folder.decided)
         if kept:
-            names = ", ".join(trial.change.made for trial in kept)
+            names = ", ".join(trial.change.made for trial in self.made)
             return f"{self._gained}: {names}."
         if self.ended:
             return f"Nothing was changed, and not all was tried: {self.ended}."
@@ -97,7 +102,7 @@ class TuneReport:
                 }
                 for one in self.left
             ],
-            "kept": [trial.change.remedy for trial in self.kept],
+            "kept": [trial.change.remedy for trial in self.made],
             "together": folder.whole,
             "command": self.command,
         }
@@ -138,7 +143,7 @@ class TuneReport:
     def lines(self) -> Iterator[tuple[int, str]]:
         """The report line by line, with how far each is indented; headings have no indent."""
         yield 0, self.headline
-        if self.ended and (self.kept or self.folder.decided):
+        if self.ended and self.kept:  # else the headline says it
             yield 2, f"It ended before all was tried: {self.ended}."
         for one in self.folder.recorded:
             with_it = "as it was" if one.round == 1 else f"after {_count(one.round - 1, 'change')}"
@@ -161,7 +166,7 @@ class TuneReport:
                 yield 4, f"lostflops remedy {one.remedy} {run}"
         if self.kept:
             yield 0, "To keep it, change the job itself"
-            for trial in self.kept:
+            for trial in self.made:
                 yield 2, f"{trial.change.remedy}: {known(trial.change.remedy)}"
                 for line in self._typed_of(trial).splitlines():
                     yield 4, line
@@ -195,17 +200,22 @@ class TuneReport:
         if not proofs.is_one(proof):
             return "not decided yet, its proof has not begun"
         pairs = len(proofs.read(proof).pairs)
-        return (
-            f"not decided yet, {_count(pairs, 'pair')} of its proof are finished: "
-            f"`lostflops prove {as_argument(proof)}` reads them"
-        )
+        finished = f"{_count(pairs, 'pair')} of its proof {'is' if pairs == 1 else 'are'} finished"
+        return f"not decided yet, {finished}: `lostflops prove {as_argument(proof)}` reads them"
 
     def _against(self, trial: Trial, one: Decided | None) -> str:
         """Whether the prediction lies within the measured interval."""
         if one is None or one.low is None or one.high is None or trial.gain is None:
             return ""
-        inside = one.low <= 1 - trial.gain <= one.high
-        return f": {'inside' if inside else 'outside'} the measured interval"
+        if one.low <= 1 - trial.gain <= one.high:
+            return ": inside the measured interval"
+        most = trial.gain if one.most is None else one.most
+        if most > trial.gain:
+            share = f" of a recorded step, up to {100 * most:.1f} % of one that is not"
+            if one.low <= 1 - trial.gain and 1 - most <= one.high:
+                return f"{share}: reaches into the measured interval"
+            return f"{share}: outside the measured interval"
+        return ": outside the measured interval"
 
     def markdown(self) -> str:
         """The report as Markdown."""

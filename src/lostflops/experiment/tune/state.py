@@ -4,6 +4,7 @@
       tune.jsonl                   lines of the kinds below, only ever appended to; a torn one is passed over
       recorded-1/  recorded-2/     the run that each round looks at
       trial-1/  trial-2/           a change: `shim/` makes it, `tryout/` is one start with it, and `proof/`
+      whole/                       the proof of all changes together
       report.json  report.md       what it came to
 
 Killed at any moment, it goes on from what these lines say; a proof goes on from its own pairs.
@@ -33,7 +34,7 @@ from .changes import AppliedChange, joined
 PLAN, BEGUN, RECORDED, TRYING, DECIDED, WHOLE, END = (
     "plan", "begun", "recorded", "trying", "decided", "whole", run_folder.END,
 )  # fmt: skip
-PROOF, SHIM, TRYOUT = "proof", "shim", "tryout"
+PROOF, SHIM, TRYOUT, TOGETHER = "proof", "shim", "tryout", "whole"
 
 
 class NoTuning(LostflopsError):
@@ -99,6 +100,7 @@ class Decided(msgspec.Struct):
     loss: str | None = None
     made: list[str] = []  # what the processes of the job noted
     runs: int = 0  # starts that it took
+    most: float | None = None  # predicted at most, of steps that nothing recorded
 
 
 @dataclass
@@ -125,10 +127,9 @@ class TuneFolder:
     def runs(self) -> int:
         """Starts of the command so far."""
         pending = self.pending
-        open_pairs = 0
-        if pending is not None and proofs.is_one(self.path / pending.folder / PROOF):
-            open_pairs = len(proofs.read(self.path / pending.folder / PROOF).pairs)
-        return self.starts + sum(one.runs for one in self.decided.values()) + 2 * open_pairs
+        undecided = 0 if pending is None else proofs.started(self.path / pending.folder / PROOF)
+        decided = sum(one.runs for one in self.decided.values())
+        return self.starts + decided + undecided + proofs.started(self.path / TOGETHER)
 
     @property
     def pending(self) -> Trial | None:

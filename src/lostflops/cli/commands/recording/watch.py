@@ -3,7 +3,7 @@
 RUN is the folder that `lostflops record` made for the job; the step logs in it are all that is read. Shows
 steps per second, the spread over ranks, the rank that got slower and since which step, pauses that come back,
 throughput and loss, until the job ends or Ctrl-C. Exit status: 1 when a rank or the job is slower than it
-was, when the job hangs, or when its loss is not a number, else 0.
+was, when the job or a rank hangs, or when its loss is not a number, else 0.
 """
 
 from __future__ import annotations

@@ -111,6 +111,11 @@ class ProofFolder:
             found, n = self.path / f"{name}-{n}", n + 1
         return found
 
+    @property
+    def started(self) -> int:
+        """Starts so far, those that failed or were ended too."""
+        return started(self.path)
+
     def runs(self, pairs: int | None = None) -> tuple[list[Path], list[Path]]:
         """The starts of the first pairs, of either side."""
         some = self.pairs[:pairs]
@@ -149,6 +154,11 @@ def made(path: Path, plan: PlanLine) -> ProofFolder:
     found = ProofFolder(path, plan)
     found.begin()
     return found
+
+
+def started(path: Path) -> int:
+    """How many starts lie in the folder of an experiment."""
+    return sum(1 for _ in path.glob("pair-*-*"))
 
 
 def is_one(path: Path) -> bool:

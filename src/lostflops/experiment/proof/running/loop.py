@@ -158,6 +158,13 @@ def _run_pairs(folder: ProofFolder, say: Say, until: float | None) -> tuple[str,
             ended = _started(folder, number, side, say, until)
             if ended.failed:
                 why = f"The command {_named(side)} {ended.said()}"
+                if side != SIDES[0] and SIDES[0] not in runs:
+                    # Which of them starts first is drawn: the change is to blame where it fails alone.
+                    say(f"pair {number}: does the command {_named(SIDES[0])} fail too?")
+                    alone = _once(folder, number, SIDES[0], until)
+                    if alone.failed:
+                        side, ended = SIDES[0], alone
+                        why = f"The command {_named(side)} {ended.said()}; the one after it fails too"
                 if not folder.pairs:
                     kind = JobFails if side == SIDES[0] else CannotMeasure
                     raise kind(f"{why}.", f"{shown(ended.run)} holds what it printed.")
@@ -202,13 +209,17 @@ def _keep(folder: ProofFolder, number: int, runs: dict[str, Path], say: Say) -> 
 
 def _started(folder: ProofFolder, number: int, side: str, say: Say, until: float | None) -> Ended:
     """A start that worked, or the second one that failed."""
-    asked, plan = (folder.plan.before if side == "before" else folder.plan.after), folder.plan
-    ended = command.run(asked, folder.start(number, side), plan.stepping, plan.steps, until=until)
+    ended = _once(folder, number, side, until)
     if ended.failed:
         say(f"pair {number}: the command {_named(side)} {ended.said()}; once more")
-        again = folder.start(number, side, again=True)
-        ended = command.run(asked, again, plan.stepping, plan.steps, until=until)
+        ended = _once(folder, number, side, until, again=True)
     return ended
+
+
+def _once(folder: ProofFolder, number: int, side: str, until: float | None, again: bool = False) -> Ended:
+    plan = folder.plan
+    asked = plan.before if side == "before" else plan.after
+    return command.run(asked, folder.start(number, side, again), plan.stepping, plan.steps, until=until)
 
 
 def _rehearse(folder: ProofFolder, say: Say) -> None:
