@@ -13,6 +13,7 @@ from by_hand import DATA, EVEN, LAUNCHES, MS, PYTHON, SAVING, UNEXPLAINED, WAITS
 from lostflops.causes.given import Given
 from lostflops.causes.host import waits_per_step
 from lostflops.causes.idle.occurrence import on_some_ranks, told_once
+from lostflops.causes.names import spoken
 from lostflops.finding import Finding
 from lostflops.naming import standing_still
 from lostflops.recipes import stretch_names
@@ -749,6 +750,59 @@ def test_what_the_profiler_does_is_nothing_to_be_mended() -> None:
     assert rest.claim.startswith("The GPU idles 8.00 ms per step (8.0 %)") and "`f` (8.00 ms)" in rest.claim
     few = [(0, PYTHON, "Buffer Flush", 2), (0, PYTHON, "train.py(9): f", 18)]
     assert [f.name for f in page(python, ledger=ledger, names=few)] == ["host-busy-elsewhere"]
+
+
+def test_what_ends_a_recorded_step_is_the_profiler_s_work() -> None:
+    """12 ms of 100 in `prof.step()`, which a script calls outside of functions, or in the recorder's hook."""
+    python = finding("host-busy-elsewhere", PYTHON, 20, "The GPU idles 20.0 ms per step (20.0 %).")
+    ledger: Rows = [(0, 0, account, ms) for account, ms in (("compute", 80), (PYTHON, 20))]
+    recorder = "lostflops_recorder"
+    for what, function in (
+        ("torch/profiler/profiler.py(900): step", "step"),
+        (f"{recorder}/windows/window.py(83): ended", recorder),
+    ):
+        names = [(0, PYTHON, f"{what} in train.py(9): <module>", 12), (0, PYTHON, "train.py(9): f", 8)]
+        for on_host, said in ((False, "The GPU idles"), (True, "Nothing computes for")):
+            found = page(python, ledger=ledger, names=names, on_host=on_host)
+            own = next(f for f in found if f.name == "profiler-at-work")
+            assert own.claim.startswith(f"{said} 12.0 ms per step (12.0 %) while the profiler itself works: ")
+            assert f"`{function}`" in own.claim and "<module>" not in own.claim
+
+
+def test_a_function_whose_work_has_many_names_is_named_with_their_sum() -> None:
+    """12 ms of 20 in `inspect`, under 8 names of which none has a tenth of the time."""
+    python = finding(
+        "host-busy-elsewhere",
+        PYTHON,
+        20,
+        "The GPU idles 20.0 ms per step (20.0 %) while the CPU runs other code.",
+    )
+    ledger: Rows = [(0, 0, account, ms) for account, ms in (("compute", 80), (PYTHON, 20))]
+    names = [(0, PYTHON, f"torch/nn/a.py({n}): f in train.py(9): inspect", 1) for n in range(12)]
+    names += [(0, PYTHON, f"torch/nn/b.py({n}): f", 1) for n in range(8)]
+    (found,) = page(python, ledger=ledger, names=names)
+    assert found.claim.endswith("while the CPU runs Python: `inspect` (12.0 ms).")
+
+
+def test_what_a_script_runs_outside_of_functions_is_told_by_its_line() -> None:
+    assert spoken("isinstance in train.py(44): <module>") == "`isinstance` (train.py:44)"
+    assert spoken("torch/optim/adam.py(214): step in train.py(44): <module>") == "`step` (adam.py:214)"
+
+
+def test_passes_of_a_model_are_not_to_be_moved_into_the_loader_s_workers() -> None:
+    loader = "idle.data_loading"
+    ledger: Rows = [(0, 0, account, ms) for account, ms in (("compute", 77), (PYTHON, 20), (loader, 3))]
+    for what, moves in (
+        ("model.py(16): forward", False),
+        ("net.py(31): training_step", False),
+        ("backward in train.py(45): <module>", False),
+        ("model.py(16): forward_fill", True),
+    ):
+        python = finding("host-busy-elsewhere", PYTHON, 20, "The GPU idles 20.0 ms per step (20.0 %).")
+        names = [(0, PYTHON, what, 20), (0, PYTHON, "train.py(45): <module>", 0)]
+        (found,) = page(python, ledger=ledger, names=names)
+        assert ("into the loader's workers" in found.next) is moves, found.next
+        assert moves or "fewer operators" in found.next
 
 
 def test_a_call_that_only_asks_is_to_be_made_once() -> None:

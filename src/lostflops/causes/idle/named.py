@@ -14,6 +14,7 @@ from lostflops.causes.given import OTHER_HOST
 from lostflops.causes.names import (
     NAMED_FROM,
     SAVED,
+    SCRIPT,
     listed,
     made_of,
     saved_or_logged,
@@ -52,7 +53,6 @@ OPERATOR = re.compile(r"^aten::\w+(?: in |$)")  # that computes on the CPU, wher
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
 # Optimizers whose states lie in the host's memory: DeepSpeed's, ColossalAI's, torchao's.
 ON_CPU = re.compile(r"(?i)cpu_?(?:offload_?)?(?:adam|adagrad|lion|optimizer)|\badam_update\b|\bHybridAdam\b")
-SCRIPT = "<module>"  # what a script does outside of functions: all of it
 
 
 def names_of(page: PageFindings, account: str) -> list[tuple[str, int]]:
@@ -78,10 +78,12 @@ def named(page: PageFindings, finding: Finding) -> Finding:
         return replace(named, next=keep, remedies=())
     if LAUNCHING in finding.accounts:
         return _tensor_by_tensor(page, named, parts)
-    if finding.name != BY_NAME or not named.contributors:
+    if finding.name != BY_NAME:
         return named
     parts = _by_function(parts)
     named = made_of(replace(finding, rank=named.rank), ((spoken(name), ns) for name, ns in parts))
+    if not named.contributors:
+        return named
     largest = [(spoken(name), ns) for name, ns in parts[:2] if ns >= NAMED_FROM * finding.size]
     what = [f"{without_place(name)} ({milliseconds(ns)})" for name, ns in largest]
     told = sum(ns for _, ns in largest) / finding.size
@@ -236,6 +238,11 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
             f"Make {spoken(name)} cheaper, or take it out of the step: {workers}onto a thread of its own, or "
             "done once for all steps."
         )
+    if FRAME.search(name.partition(" in ")[0]):
+        return (
+            f"Make {spoken(name)} cheaper: fewer operators in it (`torch.compile`, a larger batch), and less "
+            "Python between them."
+        )
     if any(map(FRAME.search, names)):
         return f"Do the same in fewer operators inside {spoken(name)}: `torch.compile`, or a larger batch."
     return (
@@ -246,7 +253,9 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
 
 def _is_work(name: str) -> bool:
     """Whether a name is of one thing that is done, and not of a phase that holds all that a step does."""
-    return FRAME.search(name) is not None or PHASE.search(name) is None
+    what = name.partition(" in ")[0]
+    frame = FRAME.search(what)
+    return PHASE.search(what) is None if frame is None else PHASE.fullmatch(what[frame.end() :]) is None
 
 
 def _saving_or_logging(page: PageFindings, finding: Finding, parts: list[tuple[str, int]]) -> Finding:
@@ -272,7 +281,8 @@ def _with_the_rest(page: PageFindings, finding: Finding, parts: list[tuple[str, 
     inside = [name for name in names["name"].unique() if _users_function(name) == function]
     rest = names.filter(pl.col("name").is_in(inside), ~pl.col("account").is_in(finding.accounts))
     ns = int(rest["ns"].sum()) // max(1, page.given.num_steps)
-    if not function or not ns or not rest.filter(account=LAUNCHING).is_empty():
+    # What does far more than that has another finding, which names it.
+    if not function or not ns or ns > finding.size or not rest.filter(account=LAUNCHING).is_empty():
         return finding
     idle = "nothing computes" if page.given.on_host else "the GPU idles"
     fact = f"{spoken(function)} takes another {milliseconds(ns)} in which {idle}"
