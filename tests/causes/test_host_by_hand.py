@@ -596,6 +596,26 @@ def test_what_lies_between_waits_that_come_often_is_part_of_them() -> None:
     assert "waits for it 250 times" in waiting(1003)[0].claim
 
 
+@pytest.mark.parametrize(
+    ("call", "waits"),
+    [
+        ("hipMemcpyWithStream", True),  # what `.item()` calls on AMD's GPUs, with nothing that synchronises
+        ("cudaMemcpy", True),
+        ("cuMemcpyDtoH_v2", True),
+        ("hipMemcpyAsync", False),
+        ("cudaMemcpyPeer", False),
+        ("cuMemcpyDtoD_v2", False),
+    ],
+)
+def test_copies_that_return_when_done_are_waits(call: str, waits: bool) -> None:
+    ledger: Rows = [(0, 0, "compute", 80), (0, 0, WAITS, 15), (0, 0, LAUNCHES, 5)]
+    table = pl.DataFrame({"name": [call], "calls_in_steps": [4], "per_step": [15 * MS]})
+    found = page(
+        finding("host-waits-for-device", WAITS, 15), ledger=ledger, tables={"api_call_summary": table}
+    )
+    assert ("waits for it 4 times per step" in found[0].claim) is waits
+
+
 def test_waits_that_promise_nothing_promise_nothing_together() -> None:
     ledger: Rows = [(0, 0, "compute", 80), (0, 0, WAITS, 15), (0, 0, LAUNCHES, 5)]
     table = pl.DataFrame({"name": ["cuCtxSynchronize"], "calls_in_steps": [4], "per_step": [15 * MS]})

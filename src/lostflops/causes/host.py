@@ -37,7 +37,11 @@ MAY_BE_BLOCKED = (
     "or in operators for their own threads."
 )
 SYNCHRONISING = "idle.host_synchronisation"
-WAITS = "(?i)synchronize"  # calls that wait for the device
+# Calls that wait for the device: HIP reads values with copies that return when done.
+WAITS = (
+    r"(?i)synchronize|^(?:cuda|hip)Memcpy(?:2D|3D|WithStream|HtoD|DtoH|(?:To|From)Symbol)?(?:_v\d+)?$"
+    r"|^cuMemcpy(?:HtoD|DtoH)(?:_v\d+)?$"
+)
 TOLD = (ONE_BY_ONE.name, PROFILER.name)  # findings that say by themselves what they are made of
 UNTOLD_FROM = 0.5  # of what waiting costs, from which on it is said that no row tells what was done
 SYNCS = 4  # waits per step, from which on they come from inside it

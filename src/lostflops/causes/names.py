@@ -27,6 +27,9 @@ _OF_AMD = {
     "`nvidia-smi -q -d PERFORMANCE`": "`amd-smi metric --clock --power --temperature`",
     "`nvidia-smi topo -m` and `nvidia-smi nvlink --status`": "`amd-smi topology` and `amd-smi xgmi`",
     "`nvidia-smi`": "`amd-smi process`",
+    ", or `nsys profile -t cuda,nvtx,osrt`": "",
+    ", `nsys profile -t cuda --cuda-graph-trace=node`": "",
+    " With expandable segments, graphs of Transformer Engine need `NCCL_GRAPH_REGISTER=0`.": "",
 }
 _PLACE = re.compile(r" \([^()]*:\d+\)")
 _LOGGING = re.compile(
@@ -114,6 +117,8 @@ def for_makers(gpus: Iterable[str], advice: str) -> str:
 
     >>> for_makers(["AMD Instinct MI300X"], "Look at it (`nvidia-smi`).")
     'Look at it (`amd-smi process`).'
+    >>> for_makers(["AMD Instinct MI300X"], "Record `A`, or `nsys profile -t cuda,nvtx,osrt`.")
+    'Record `A`.'
     """
     if any(_AMD.search(gpu) for gpu in gpus):
         for theirs, own in _OF_AMD.items():
