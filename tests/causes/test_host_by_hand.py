@@ -825,6 +825,31 @@ def test_passes_of_a_model_are_not_to_be_moved_into_the_loader_s_workers() -> No
         assert moves or "fewer operators" in found.next
 
 
+@pytest.mark.parametrize(
+    ("waits_in", "told"), [("train.py(9): finite", True), ("train.py(80): report", False)]
+)
+def test_a_check_of_each_gradient_is_not_told_to_compile_the_model(waits_in: str, told: bool) -> None:
+    """It launches for 12 ms of 15 and waits for 3: the model launches well."""
+    ledger: Rows = [(0, 0, account, ms) for account, ms in (("compute", 82), (LAUNCHES, 15), (WAITS, 3))]
+    names = [
+        (0, LAUNCHES, "aten::eq in train.py(9): finite", 7),
+        (0, LAUNCHES, "aten::all in train.py(9): finite", 5),
+        (0, LAUNCHES, "aten::mm in model.py(3): forward", 3),
+        (0, WAITS, f"cudaStreamSynchronize in {waits_in}", 3),
+    ]
+    launching = finding(
+        "launch-bound",
+        LAUNCHES,
+        15,
+        "The GPU idles 15.0 ms per step (15.0 %) because the CPU launches work too slowly.",
+    )
+    found = page(launching, finding("host-waits-for-device", WAITS, 3), ledger=ledger, names=names)
+    one = next(f for f in found if f.name == "launch-bound")
+    assert one.claim.endswith("slowly, mostly in `finite`, which reads values from it.") is told
+    assert one.next.startswith("In `finite` (train.py:9) bring the values together on the GPU") is told
+    assert (one.remedies == ()) is told
+
+
 def test_a_call_that_only_asks_is_to_be_made_once() -> None:
     told = [
         page(finding("long-api-calls", "idle.long_call", 10), names=[(0, "idle.long_call", name, 40)])[0].next

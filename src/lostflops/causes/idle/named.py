@@ -32,7 +32,8 @@ BY_NAME, LOADING, LAUNCHING = "host-busy-elsewhere", "idle.data_loading", "idle.
 LONG_CALLS = "idle.long_call"
 # Calls that only ask for something.
 ASKS = re.compile(r"^(?:cuda|hip)(?:GetDeviceProperties|MemGetInfo|DeviceGetAttribute|FuncGetAttributes)")
-LAUNCHES = (LAUNCHING, "idle.host_synchronisation")  # of a function: what it asks of the GPU
+WAITS = "idle.host_synchronisation"
+LAUNCHES = (LAUNCHING, WAITS)  # of a function: what it asks of the GPU
 # Operators that change one tensor in place, as a loop over parameters does, and that have one for lists.
 IN_PLACE = re.compile(
     r"^aten::(add|sub|mul|div|lerp|addcmul|addcdiv|sqrt|neg|sign|pow|exp|abs|reciprocal|zero)_ in "
@@ -118,6 +119,18 @@ def _in_pieces(page: PageFindings, part: tuple[str, int]) -> str:
 def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tuple[str, int]]) -> Finding:
     """The finding about launching, with what helps a function of the user's that changes tensors one by one,
     such as a mean of the weights: to compile the model does not."""
+    reads = _mostly_in(parts, finding.size)
+    waited = names_of(page, WAITS)
+    if reads and reads == _mostly_in(waited, sum(ns for _, ns in waited)):
+        return replace(
+            finding,
+            claim=f"{finding.claim.rstrip('.')}, mostly in {without_place(spoken(reads))}, which reads "
+            "values from it.",
+            next=f"In {spoken(reads)} bring the values together on the GPU (`torch._foreach_norm`, "
+            "`torch.stack`) and read one, or read them every hundredth step. To compile the model does not "
+            "help there.",
+            remedies=(),
+        )
     in_place = [(name, ns) for name, ns in parts if IN_PLACE.match(name)]
     function = _mostly_in(in_place, finding.size)
     names = page.given.names["name"].drop_nulls()
