@@ -23,7 +23,7 @@ from lostflops.recipes.accounting import WAIT
 
 from .given import CHECKPOINT, COMMUNICATION, OTHER_HOST, Given, has_stages
 from .host import BETWEEN, SYNCS
-from .host import WAITS as SYNCHRONISING_CALLS
+from .idle.reading import WAITS as SYNCHRONISING_CALLS
 from .longer_compute import ALIKE, slower_compute
 from .names import (
     ALL_OF_IT,

@@ -129,6 +129,8 @@ def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tupl
             next=f"In {spoken(reads)} bring the values together on the GPU (`torch._foreach_norm`, "
             "`torch.stack`) and read one, or read them every hundredth step. To compile the model does not "
             "help there.",
+            cost_per_step=finding.size,
+            ns_per_step=finding.ns_per_step + page.given.to_be_read // max(1, page.given.num_steps),
             remedies=(),
         )
     in_place = [(name, ns) for name, ns in parts if IN_PLACE.match(name)]

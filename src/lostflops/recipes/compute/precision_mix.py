@@ -157,7 +157,7 @@ def fp32_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
 @precision_mix.finding(
     name="fp32-on-matrix-units",
     remedies=("bf16", "fp16-scaling"),
-    verdict=Verdict("Bound by fp32 compute", "matrix work in fp32"),
+    verdict=Verdict("Bound by fp32 on matrix units", "fp32 work on matrix units"),
     examples=[
         Shows(
             "two thirds of the step is fp32 matrix work on matrix units, as AMD's have them",
