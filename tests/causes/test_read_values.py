@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from by_hand import MS, WAITS, finding, page
-from lostflops.causes.idle.reading import FEW, computed_to_be_read
-from lostflops.session import Session
+from lostflops.recipes.idle.read_values import FEW, computed_to_be_read
 from made_runs import THREAD, made
 
 US = 1_000
@@ -52,7 +51,7 @@ def read(folder: Path, **of: Any) -> int:
     trace = made(folder, job(**of))
     counted = trace.table("steps")
     assert counted is not None
-    return computed_to_be_read(trace, Session(trace), counted.select("rank", "step").collect())
+    return computed_to_be_read(trace, counted.select("rank", "step").collect())
 
 
 def test_few_kernels_between_two_waits_may_be_there_for_what_is_read(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import polars as pl
 
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.naming.standing_still import stands_still
+from lostflops.recipes.idle.read_values import WAITS
 
 from .declared import BESIDE, ONE_BY_ONE, PROFILER, SLOWED
 from .given import BETWEEN, OTHER_HOST, Given
@@ -24,7 +25,6 @@ from .idle.named import (
 )
 from .idle.optimizer import updated_one_by_one
 from .idle.profiler import profiler_works
-from .idle.reading import WAITS
 from .names import made_of, spoken, untold_after_wait
 from .one_rank.held_up import PAUSES, away, held_up, ranks_held_up
 from .page_findings import PER_STEP, PageFindings

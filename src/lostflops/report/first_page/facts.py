@@ -410,7 +410,8 @@ def attention_by_hand(answers: Sequence[Answer]) -> float | None:
 
 
 def beside_products(answers: Sequence[Answer]) -> str:
-    """What takes much of compute and is neither matrix work nor the update: a sentence's end; "" for little.
+    """What takes much of compute and is neither matrix work nor the update: a sentence's end; "" for little,
+    and for jobs without matrix products.
 
     Arithmetic in fp64 from a twentieth of compute on, work that a compiler fuses from a third on, where
     nothing is compiled, and one kernel from a quarter on.
@@ -422,6 +423,8 @@ def beside_products(answers: Sequence[Answer]) -> str:
         pl.col("family") != "communication"
     )
     whole, beside = int(rows["time"].sum()), rows.filter(pl.col("family").is_in(BESIDE_PRODUCTS))
+    if "gemm" not in rows["family"]:
+        return ""
     double = int(beside.filter(precision="fp64")["time"].sum())
     if double > DOUBLE_FROM * whole:
         return (

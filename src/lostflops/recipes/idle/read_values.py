@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import polars as pl
 
-from lostflops.session import Session
 from lostflops.store.trace import Trace
 
 # Calls that wait for the device: HIP reads values with copies that return when done.
@@ -16,12 +15,11 @@ FEW = 16  # kernels between two waits: a value needs no more, and a layer takes 
 MATRIX_WORK = ("gemm", "attention", "convolution")  # of a model, and of no value that is looked at
 
 
-def computed_to_be_read(trace: Trace, session: Session, counted: pl.DataFrame) -> int:
+def computed_to_be_read(trace: Trace, counted: pl.DataFrame) -> int:
     """How long kernels run, in all steps that count, of which few were launched between two waits, ns.
 
     They may be there for the value that is read and nothing else, such as `isnan(x).any()`.
     """
-    del session
     launches, kernels, steps = (trace.table(name) for name in ("launches", "kernels", "steps"))
     if launches is None or kernels is None or steps is None:
         return 0
