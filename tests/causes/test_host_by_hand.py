@@ -13,6 +13,7 @@ from by_hand import DATA, EVEN, LAUNCHES, MS, PYTHON, SAVING, UNEXPLAINED, WAITS
 from lostflops.causes.given import Given
 from lostflops.causes.host import waits_per_step
 from lostflops.causes.idle.occurrence import on_some_ranks, told_once
+from lostflops.causes.names import spoken
 from lostflops.finding import Finding
 from lostflops.naming import standing_still
 from lostflops.recipes import stretch_names
@@ -595,6 +596,26 @@ def test_what_lies_between_waits_that_come_often_is_part_of_them() -> None:
     assert "waits for it 250 times" in waiting(1003)[0].claim
 
 
+@pytest.mark.parametrize(
+    ("call", "waits"),
+    [
+        ("hipMemcpyWithStream", True),  # what `.item()` calls on AMD's GPUs, with nothing that synchronises
+        ("cudaMemcpy", True),
+        ("cuMemcpyDtoH_v2", True),
+        ("hipMemcpyAsync", False),
+        ("cudaMemcpyPeer", False),
+        ("cuMemcpyDtoD_v2", False),
+    ],
+)
+def test_copies_that_return_when_done_are_waits(call: str, waits: bool) -> None:
+    ledger: Rows = [(0, 0, "compute", 80), (0, 0, WAITS, 15), (0, 0, LAUNCHES, 5)]
+    table = pl.DataFrame({"name": [call], "calls_in_steps": [4], "per_step": [15 * MS]})
+    found = page(
+        finding("host-waits-for-device", WAITS, 15), ledger=ledger, tables={"api_call_summary": table}
+    )
+    assert ("waits for it 4 times per step" in found[0].claim) is waits
+
+
 def test_waits_that_promise_nothing_promise_nothing_together() -> None:
     ledger: Rows = [(0, 0, "compute", 80), (0, 0, WAITS, 15), (0, 0, LAUNCHES, 5)]
     table = pl.DataFrame({"name": ["cuCtxSynchronize"], "calls_in_steps": [4], "per_step": [15 * MS]})
@@ -749,6 +770,84 @@ def test_what_the_profiler_does_is_nothing_to_be_mended() -> None:
     assert rest.claim.startswith("The GPU idles 8.00 ms per step (8.0 %)") and "`f` (8.00 ms)" in rest.claim
     few = [(0, PYTHON, "Buffer Flush", 2), (0, PYTHON, "train.py(9): f", 18)]
     assert [f.name for f in page(python, ledger=ledger, names=few)] == ["host-busy-elsewhere"]
+
+
+def test_what_ends_a_recorded_step_is_the_profiler_s_work() -> None:
+    """12 ms of 100 in `prof.step()`, which a script calls outside of functions, or in the recorder's hook."""
+    python = finding("host-busy-elsewhere", PYTHON, 20, "The GPU idles 20.0 ms per step (20.0 %).")
+    ledger: Rows = [(0, 0, account, ms) for account, ms in (("compute", 80), (PYTHON, 20))]
+    recorder = "lostflops_recorder"
+    for what, function in (
+        ("torch/profiler/profiler.py(900): step", "step"),
+        (f"{recorder}/windows/window.py(83): ended", recorder),
+    ):
+        names = [(0, PYTHON, f"{what} in train.py(9): <module>", 12), (0, PYTHON, "train.py(9): f", 8)]
+        for on_host, said in ((False, "The GPU idles"), (True, "Nothing computes for")):
+            found = page(python, ledger=ledger, names=names, on_host=on_host)
+            own = next(f for f in found if f.name == "profiler-at-work")
+            assert own.claim.startswith(f"{said} 12.0 ms per step (12.0 %) while the profiler itself works: ")
+            assert f"`{function}`" in own.claim and "<module>" not in own.claim
+
+
+def test_a_function_whose_work_has_many_names_is_named_with_their_sum() -> None:
+    """12 ms of 20 in `inspect`, under 8 names of which none has a tenth of the time."""
+    python = finding(
+        "host-busy-elsewhere",
+        PYTHON,
+        20,
+        "The GPU idles 20.0 ms per step (20.0 %) while the CPU runs other code.",
+    )
+    ledger: Rows = [(0, 0, account, ms) for account, ms in (("compute", 80), (PYTHON, 20))]
+    names = [(0, PYTHON, f"torch/nn/a.py({n}): f in train.py(9): inspect", 1) for n in range(12)]
+    names += [(0, PYTHON, f"torch/nn/b.py({n}): f", 1) for n in range(8)]
+    (found,) = page(python, ledger=ledger, names=names)
+    assert found.claim.endswith("while the CPU runs Python: `inspect` (12.0 ms).")
+
+
+def test_what_a_script_runs_outside_of_functions_is_told_by_its_line() -> None:
+    assert spoken("isinstance in train.py(44): <module>") == "`isinstance` (train.py:44)"
+    assert spoken("torch/optim/adam.py(214): step in train.py(44): <module>") == "`step` (adam.py:214)"
+
+
+def test_passes_of_a_model_are_not_to_be_moved_into_the_loader_s_workers() -> None:
+    loader = "idle.data_loading"
+    ledger: Rows = [(0, 0, account, ms) for account, ms in (("compute", 77), (PYTHON, 20), (loader, 3))]
+    for what, moves in (
+        ("model.py(16): forward", False),
+        ("net.py(31): training_step", False),
+        ("backward in train.py(45): <module>", False),
+        ("model.py(16): forward_fill", True),
+    ):
+        python = finding("host-busy-elsewhere", PYTHON, 20, "The GPU idles 20.0 ms per step (20.0 %).")
+        names = [(0, PYTHON, what, 20), (0, PYTHON, "train.py(45): <module>", 0)]
+        (found,) = page(python, ledger=ledger, names=names)
+        assert ("into the loader's workers" in found.next) is moves, found.next
+        assert moves or "fewer operators" in found.next
+
+
+@pytest.mark.parametrize(
+    ("waits_in", "told"), [("train.py(9): finite", True), ("train.py(80): report", False)]
+)
+def test_a_check_of_each_gradient_is_not_told_to_compile_the_model(waits_in: str, told: bool) -> None:
+    """It launches for 12 ms of 15 and waits for 3: the model launches well."""
+    ledger: Rows = [(0, 0, account, ms) for account, ms in (("compute", 82), (LAUNCHES, 15), (WAITS, 3))]
+    names = [
+        (0, LAUNCHES, "aten::eq in train.py(9): finite", 7),
+        (0, LAUNCHES, "aten::all in train.py(9): finite", 5),
+        (0, LAUNCHES, "aten::mm in model.py(3): forward", 3),
+        (0, WAITS, f"cudaStreamSynchronize in {waits_in}", 3),
+    ]
+    launching = finding(
+        "launch-bound",
+        LAUNCHES,
+        15,
+        "The GPU idles 15.0 ms per step (15.0 %) because the CPU launches work too slowly.",
+    )
+    found = page(launching, finding("host-waits-for-device", WAITS, 3), ledger=ledger, names=names)
+    one = next(f for f in found if f.name == "launch-bound")
+    assert one.claim.endswith("slowly, mostly in `finite`, which reads values from it.") is told
+    assert one.next.startswith("In `finite` (train.py:9) bring the values together on the GPU") is told
+    assert (one.remedies == ()) is told
 
 
 def test_a_call_that_only_asks_is_to_be_made_once() -> None:

@@ -121,8 +121,14 @@ def test_a_framework_without_a_switch_sends_to_the_users_own_code(tmp_path: Path
     said = str(lostflops.remedy("no-float64", run))
     assert "Hugging Face Trainer has no switch of its own for it: change your own code." in said
     assert "+values = torch.from_numpy(array).float()" in said
-    none = str(lostflops.remedy("fused-optimizer", run))
-    assert "Nothing to change. AdamW is fused by default" in none
+    none = str(lostflops.remedy("fused-optimizer", run, framework="torchtitan"))
+    assert "Nothing to change. The optimizer is fused by default." in none
+
+
+def test_a_trainer_s_optimizer_that_is_not_fused_can_be(tmp_path: Path) -> None:
+    """The default is fused from torch 2.8 on, and a job that names another optimizer has another."""
+    said = str(lostflops.remedy("fused-optimizer", lostflops.open(hf_run(tmp_path / "run"))))
+    assert 'TrainingArguments(optim="adamw_torch_fused")' in said and "Nothing to change" not in said
 
 
 def test_the_spelling_is_that_of_the_runs_versions(tmp_path: Path) -> None:

@@ -107,7 +107,10 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
             "-> pl.col('end') >=",
         ): "a piece without length is left out afterwards",
         ("order = np.argsort(rows[by]", "kind='stable'"): "rows of one group may stand in any order",
-        ("at = np.searchsorted(ended, key", "side='right'"): "a piece that ends there counts whole either way",
+        (
+            "at = np.searchsorted(ended, key",
+            "side='right'",
+        ): "a piece that ends there counts whole",
     },
     "lostflops.intervals.order": {
         ("if not len(keys[0]) or any(", "0 -> -1"): "keys are equally long",

@@ -644,3 +644,10 @@ def test_only_a_migration_that_nobody_launched_moves_by_itself() -> None:
         rows, {"direction": pl.String, "launch_start": pl.Int64, "told": pl.Boolean}, orient="row"
     )
     assert copies.select(moves_by_itself()).to_series().to_list() == copies["told"].to_list()
+
+
+@pytest.mark.parametrize("name", ["bwd_kernel_fuse", "bwd_preprocess", "bwd_kernel_dk_dv"])
+def test_amd_s_backward_of_attention_is_attention(name: str) -> None:
+    """As PyTorch on ROCm launches it: a twentieth of a healthy job's compute was of no known family."""
+    (found,) = kernel_facts([name]).to_dicts()
+    assert found["family"] == "attention"

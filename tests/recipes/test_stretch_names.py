@@ -42,6 +42,25 @@ def test_a_sleep_is_named_with_the_user_s_function_around_it() -> None:
     ]
 
 
+def test_a_function_of_the_standard_library_is_named_and_not_what_it_calls_inside_its_file() -> None:
+    frames = [
+        (0, 1000, "train.py(3): remember"),
+        (1, 999, "copy.py(119): deepcopy"),
+        (2, 998, "copy.py(220): _deepcopy_dict"),
+        (3, 997, "copy.py(119): deepcopy"),
+        (4, 996, "copy.py(201): _deepcopy_list"),
+    ]
+    assert names([(10, 990)], frames) == [(10, 990, "copy.py(119): deepcopy in train.py(3): remember")]
+    # Not where nobody of that file called it, nor in a library that names its ways of doing things so.
+    alone = [(0, 1000, "train.py(3): remember"), (1, 999, "copy.py(201): _deepcopy_list")]
+    assert names([(10, 990)], alone) == [(10, 990, "copy.py(201): _deepcopy_list in train.py(3): remember")]
+    torchs = [
+        (0, 1000, "torch/optim/adam.py(214): step"),
+        (1, 999, "torch/optim/adam.py(347): _single_tensor_adam"),
+    ]
+    assert names([(10, 990)], torchs) == [(10, 990, "torch/optim/adam.py(347): _single_tensor_adam")]
+
+
 def test_a_python_loop_keeps_the_name_of_its_function() -> None:
     """131 calls of an operator that take most of the time together, none of them a tenth."""
     frames = [(0, 1310, "train.py(5): main"), (0, 1310, "train.py(16): preprocess")]

@@ -124,8 +124,11 @@ def test_a_remedy_that_is_on_is_not_recommended() -> None:
     launching = Setting("pytorch", on=frozenset({"compiled", "graphs", "fused optimizer"}))
     said = advice(asked_for()["launch-bound"].remedies, launching, "")
     assert "compile" not in said and "fused" not in said
-    graphs = Setting("hf", on=frozenset({"compiled", "graphs"}))
+    graphs = Setting("hf", on=frozenset({"compiled", "graphs", "fused optimizer"}))
     assert "fused" not in advice(asked_for()["launch-bound"].remedies, graphs, "")
+    # Of a Trainer whose recording shows an optimizer that is not fused: by its default or not, it can be.
+    loops = Setting("hf", on=frozenset({"compiled", "graphs"}))
+    assert '`optim="adamw_torch_fused"`' in advice(asked_for()["launch-bound"].remedies, loops, "")
 
 
 def test_what_a_recording_shows_to_be_on_is_read_from_it(tmp_path: Path) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
 import pytest
 
 import lostflops
 from lostflops.accounts import ACCOUNTS
 from lostflops.report.first_page.budget import words
-from lostflops.report.first_page.facts import Fact
+from lostflops.report.first_page.facts import Fact, beside_products
 from lostflops.report.first_page.page import Page
 from made_runs import made
 
@@ -170,3 +172,36 @@ def test_a_line_of_the_ledger_does_not_repeat_what_its_group_says() -> None:
     assert words("communication.wait").meaning == "Another rank of the collective has not arrived yet."
     assert words("idle.data_loading").meaning.startswith("The CPU thread that launches work waits")
     assert words("idle.dependency").meaning.startswith("Nothing runs on the GPU for less than a millisecond")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([("relu", "elementwise", "bf16", 20), ("cat", "copy", None, 13)], ""),
+        ([("softmax", "reduction", "fp64", 5)], ""),
+        ([("dgemm", "gemm", "fp64", 90)], ""),  # of matrix work its own findings tell
+        (
+            [("softmax", "reduction", "fp64", 6)],
+            "6.0 % of compute is arithmetic in fp64 outside matrix products: find the tensor ",
+        ),
+        ([("spin", "other", None, 26)], "one kernel, `spin`, takes 26.0 % of compute."),
+        ([("adam", "optimizer", "fp32", 60)], ""),
+        (
+            [("tanh", "elementwise", "fp32", 20), ("cat", "copy", None, 15)],
+            "35.0 % of compute is elementwise work, reductions, norms and copies: `torch.compile` ",
+        ),
+        ([("triton_poi_tanh", "elementwise", None, 20), ("cat", "copy", None, 15)], ""),
+    ],
+)
+def test_what_takes_much_of_compute_beside_products_is_not_called_well(
+    rows: list[tuple[str, str, str | None, int]], said: str
+) -> None:
+    rest = 100 - sum(row[3] for row in rows)
+    schema = ["name", "family", "precision", "time"]
+    table = pl.DataFrame([*rows, ("mm", "gemm", "bf16", rest)], schema, orient="row")
+    moves = pl.DataFrame([("nccl", "communication", None, 900)], table.schema, orient="row")
+    answer: Any = SimpleNamespace(
+        recipe=SimpleNamespace(name="kernel_summary"), table=pl.concat([table, moves])
+    )
+    told = beside_products([answer])
+    assert told.startswith(said) and bool(told) == bool(said)

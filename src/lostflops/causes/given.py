@@ -17,6 +17,7 @@ from lostflops.finding import Finding, percent
 from lostflops.naming.host_causes import cause_of, causes_of
 from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
 from lostflops.recipes.idle.gaps import between_nodes
+from lostflops.recipes.idle.read_values import computed_to_be_read
 from lostflops.recipes.idle.updates import UPDATES, in_updates
 from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.recipes.transfers import lengthened
@@ -118,6 +119,7 @@ class Given:
     operations: Mapping[str, int] = field(default_factory=dict[str, int])
     waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
     held_back: int = 0
+    to_be_read: int = 0  # how long kernels run of which few lie between two waits of the CPU, ns
     surely_waited: int = 0
     # What stages gain per step without slow links, by a replay, ns; 0 where none knows.
     over_slow_links: int = 0
@@ -342,6 +344,9 @@ def gather(
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
         between_nodes=total("between_nodes", partial(_between_nodes, trace)) if not on_host else 0,
+        to_be_read=total("to_be_read", lambda _, counted: computed_to_be_read(trace, counted))
+        if not on_host
+        else 0,
         updates=folded("updates", UPDATES, lambda: in_updates(trace, _table(session, "idle_causes"), counted))
         if not on_host
         else UPDATES.to_frame(),

@@ -9,6 +9,7 @@ import polars as pl
 
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.naming.standing_still import stands_still
+from lostflops.recipes.idle.read_values import WAITS
 
 from .declared import BESIDE, ONE_BY_ONE, PROFILER, SLOWED
 from .given import BETWEEN, OTHER_HOST, Given
@@ -37,9 +38,9 @@ MAY_BE_BLOCKED = (
     "or in operators for their own threads."
 )
 SYNCHRONISING = "idle.host_synchronisation"
-WAITS = "(?i)synchronize"  # calls that wait for the device
 TOLD = (ONE_BY_ONE.name, PROFILER.name)  # findings that say by themselves what they are made of
 UNTOLD_FROM = 0.5  # of what waiting costs, from which on it is said that no row tells what was done
+TO_BE_READ_FROM = 0.01  # of the step, from which on kernels that compute what is read are told
 SYNCS = 4  # waits per step, from which on they come from inside it
 # What is true of the idle time of one account alone.
 OF_IDLE = re.compile(r"of all step time, over|^upper limit:")
@@ -64,6 +65,7 @@ def join_host(page: PageFindings) -> None:
     _out_of_memory(page)
     _outside_window(page)
     _synchronised_often(page)
+    _computed_to_be_read(page)
     _detects_anomalies(page)
     _after_waits(page)
     pauses_inside_graphs(page)
@@ -162,6 +164,16 @@ def _synchronised_often(page: PageFindings) -> None:
             ((spoken(name), ns) for name, ns in parts),
         ),
     )
+
+
+def _computed_to_be_read(page: PageFindings) -> None:
+    """What computes the values that are read goes with the reading."""
+    waits, more = page.of("host-waits-for-device"), page.given.to_be_read // max(1, page.given.num_steps)
+    if waits is None or not waits.ns_per_step or not page.reaches(more, TO_BE_READ_FROM):
+        return
+    fact = f"kernels between those waits take {milliseconds(more)} per step, which the bound counts as well"
+    told = replace(waits, cost_per_step=waits.size, evidence=(*waits.evidence, fact))
+    page.replace(waits, replace(told, ns_per_step=waits.ns_per_step + more))
 
 
 def _detects_anomalies(page: PageFindings) -> None:

@@ -20,10 +20,10 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import milliseconds, percent
 from lostflops.recipes.accounting import WAIT
+from lostflops.recipes.idle.read_values import WAITS as SYNCHRONISING_CALLS
 
 from .given import CHECKPOINT, COMMUNICATION, OTHER_HOST, Given, has_stages
 from .host import BETWEEN, SYNCS
-from .host import WAITS as SYNCHRONISING_CALLS
 from .longer_compute import ALIKE, slower_compute
 from .names import (
     ALL_OF_IT,

@@ -12,6 +12,7 @@ BUBBLE = "pipeline-bubble"  # the finding about stages that wait for each other
 MOST = 3  # names that a finding shows
 NAMED_FROM = 0.1  # of what a finding costs, which a name must hold to be shown
 LONGEST = 60
+SCRIPT = "<module>"  # what a script does outside of functions: all of it
 # Late since a step, or up to one: in how many at least, what of its mean lateness it has in each of them, and
 # at most in a mean one of the others.
 IN_A_ROW, STEADY, BEFORE = 3, 0.5, 0.1
@@ -26,6 +27,9 @@ _OF_AMD = {
     "`nvidia-smi -q -d PERFORMANCE`": "`amd-smi metric --clock --power --temperature`",
     "`nvidia-smi topo -m` and `nvidia-smi nvlink --status`": "`amd-smi topology` and `amd-smi xgmi`",
     "`nvidia-smi`": "`amd-smi process`",
+    ", or `nsys profile -t cuda,nvtx,osrt`": "",
+    ", `nsys profile -t cuda --cuda-graph-trace=node`": "",
+    " With expandable segments, graphs of Transformer Engine need `NCCL_GRAPH_REGISTER=0`.": "",
 }
 _PLACE = re.compile(r" \([^()]*:\d+\)")
 _LOGGING = re.compile(
@@ -45,14 +49,20 @@ def spoken(name: str) -> str:
     """A host row's name as a finding shows it: a Python frame as its function and place."""
     inside = _INSIDE.match(name)
     if inside:
-        return f"{spoken(inside['what'])} in {spoken(inside['frame'])}"
+        what, around = spoken(inside["what"]), _FRAME.match(inside["frame"])
+        if around and around["function"] == SCRIPT:  # outside of all functions: only the line tells
+            return what if _PLACE.search(what) else f"{what} ({_file(around)}:{around['line']})"
+        return f"{what} in {spoken(inside['frame'])}"
     frame = _FRAME.match(name)
     if frame:
-        file = frame["file"].replace("\\", "/").rpartition("/")[2]
-        return f"`{_short(frame['function'])}` ({_short(file)}:{frame['line']})"
+        return f"`{_short(frame['function'])}` ({_file(frame)}:{frame['line']})"
     built_in = _BUILT_IN.match(name)
     name = name.removeprefix("enumerate(DataLoader)#")
     return f"`{_short(built_in['function'] if built_in else name)}`"
+
+
+def _file(frame: re.Match[str]) -> str:
+    return _short(frame["file"].replace("\\", "/").rpartition("/")[2])
 
 
 def without_place(said: str) -> str:
@@ -107,6 +117,8 @@ def for_makers(gpus: Iterable[str], advice: str) -> str:
 
     >>> for_makers(["AMD Instinct MI300X"], "Look at it (`nvidia-smi`).")
     'Look at it (`amd-smi process`).'
+    >>> for_makers(["AMD Instinct MI300X"], "Record `A`, or `nsys profile -t cuda,nvtx,osrt`.")
+    'Record `A`.'
     """
     if any(_AMD.search(gpu) for gpu in gpus):
         for theirs, own in _OF_AMD.items():

@@ -50,13 +50,14 @@ LIBRARIES = frozenset({
 _STANDARD = frozenset(sys.stdlib_module_names) - {"test", "code", "profile", "this", "types", "trace"}
 # Frames and ranges that hold others and say nothing of them.
 _PLUMBING = re.compile(
-    r"^PyTorch Profiler|^torch/profiler/|^torch/autograd/profiler\.py"
+    r"^PyTorch Profiler|^torch/profiler/(?!profiler\.py\(\d+\): step$)|^torch/autograd/profiler\.py"
     r"|^torch/nn/modules/module\.py\(\d+\): (?:_wrapped_call_impl|_call_impl|__call__|_slow_forward|inner)$"
     r"|^torch/(?:utils/_contextlib|_dynamo/eval_frame|_compile|_ops|_jit_internal)\.py\("
     r"|^contextlib\.py\(|^functools\.py\(|^runpy\.py\(|^<frozen runpy>"
     r"|^threading\.py\(\d+\): (?:_bootstrap|run)"
     r"|^torch/(?:_tensor|autograd/__init__|autograd/graph)\.py\(\d+\): (?:backward|_engine_run_backward)$"
     r"|^<built-in (?:function|method) _record_function_(?:enter|exit)\w*"
+    r"|^<built-in method run_backward of "
     r"|^lostflops_recorder/(?:\w+/)?\w+\.py\(\d+\): "
     r"(?:backward|called|counting|named|outer|outermost|__call__)$"
 )
@@ -96,6 +97,20 @@ def is_users(name: str) -> bool:
     return stem not in _STANDARD and stem not in LIBRARIES
 
 
+def _inner_functions(texts: Sequence[str]) -> Int:
+    """For each name of a frame of the standard library a number of its file, negative where the function is
+    an inner one of it, such as `_deepcopy_list`; 0 for all others. Nobody calls such a function by itself.
+    """
+    files: dict[str, int] = {}
+    told = np.zeros(len(texts), np.int64)
+    for number, text in enumerate(texts):
+        found = _FRAME.match(text)
+        if found and found[1].partition("/")[0].removesuffix(".py") in _STANDARD:
+            file = files.setdefault(found[1], len(files) + 1)
+            told[number] = -file if text[found.end() :].startswith("_") else file
+    return told
+
+
 def spoken(name: str) -> str:
     """A row's name as people call it, without addresses.
 
@@ -125,7 +140,7 @@ def named(stretches: pl.DataFrame, rows: Sequence[pl.DataFrame]) -> pl.DataFrame
     did, texts = _rows(asked, rows, lanes)
     users = np.array([is_users(text) for text in texts], dtype=np.bool_)
     did = _with_calls_as_one(asked, did, users)
-    parts = _parts(asked, did, users)
+    parts = _parts(asked, did, users, _inner_functions(texts))
     found = pl.DataFrame(
         {
             "_asked": parts.asked,
@@ -277,8 +292,9 @@ def _with_calls_as_one(asked: pl.DataFrame, rows: _Rows, users: Bool) -> _Rows:
     )
 
 
-def _parts(asked: pl.DataFrame, rows: _Rows, users: Bool) -> _Parts:
-    """Cut the stretches and find the row that names each part. `users` marks texts of user's functions."""
+def _parts(asked: pl.DataFrame, rows: _Rows, users: Bool, inner_of: Int) -> _Parts:
+    """Cut the stretches and find the row that names each part. `users` marks texts of user's functions, and
+    `inner_of` those that are inner ones of their file."""
     number = asked["_asked"].to_numpy().astype(np.int64)
     start, end, lane = (asked[c].to_numpy() for c in ("start", "end", "_lane"))
     tree = _Tree(rows, np.flatnonzero(rows.tells))
@@ -308,7 +324,10 @@ def _parts(asked: pl.DataFrame, rows: _Rows, users: Bool) -> _Parts:
             )
         )
     every = _Settled(*(np.concatenate(some) for some in zip(*settled, strict=True)))
-    row, around = tree.rows_of(every.node), tree.rows_of(tree.around(every.node, rows, users))
+    row, around = (
+        tree.rows_of(node)
+        for node in (tree.called(every.node, rows, inner_of), tree.around(every.node, rows, users))
+    )
     # What no telling row covers is cut at the outermost of the others.
     bare = np.flatnonzero(every.node < 0)
     bare = bare[np.lexsort((every.start[bare], every.lane[bare]))]
@@ -435,6 +454,23 @@ class _Tree:
             at = order[low:high]
             nearest[at] = np.where(own[at], at, nearest[forest.parent[at]])
         return nearest[node]
+
+    def called(self, node: Int, rows: _Rows, inner_of: Int) -> Int:
+        """The places themselves; of inner functions that of the one in the same file which was called."""
+        if self.count == 0:
+            return node
+        file = inner_of[rows.text[self.chosen[self.forest.order]]]
+        found = node.copy()
+        inside = np.flatnonzero((node >= 0) & (file[node] < 0))
+        at = node[inside]
+        while len(inside):
+            above = self.forest.parent[at]
+            same = (above >= 0) & (np.abs(file[above]) == np.abs(file[at]))
+            inside, at = inside[same], above[same]
+            known = file[at] > 0
+            found[inside[known]] = at[known]
+            inside, at = inside[~known], at[~known]
+        return found
 
     def covering(self, start: Int, end: Int, lane: Int) -> Int:
         """The deepest row that covers each stretch as a whole, or -1."""

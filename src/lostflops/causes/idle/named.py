@@ -14,6 +14,7 @@ from lostflops.causes.given import OTHER_HOST
 from lostflops.causes.names import (
     NAMED_FROM,
     SAVED,
+    SCRIPT,
     listed,
     made_of,
     saved_or_logged,
@@ -31,7 +32,8 @@ BY_NAME, LOADING, LAUNCHING = "host-busy-elsewhere", "idle.data_loading", "idle.
 LONG_CALLS = "idle.long_call"
 # Calls that only ask for something.
 ASKS = re.compile(r"^(?:cuda|hip)(?:GetDeviceProperties|MemGetInfo|DeviceGetAttribute|FuncGetAttributes)")
-LAUNCHES = (LAUNCHING, "idle.host_synchronisation")  # of a function: what it asks of the GPU
+WAITS = "idle.host_synchronisation"
+LAUNCHES = (LAUNCHING, WAITS)  # of a function: what it asks of the GPU
 # Operators that change one tensor in place, as a loop over parameters does, and that have one for lists.
 IN_PLACE = re.compile(
     r"^aten::(add|sub|mul|div|lerp|addcmul|addcdiv|sqrt|neg|sign|pow|exp|abs|reciprocal|zero)_ in "
@@ -52,7 +54,6 @@ OPERATOR = re.compile(r"^aten::\w+(?: in |$)")  # that computes on the CPU, wher
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
 # Optimizers whose states lie in the host's memory: DeepSpeed's, ColossalAI's, torchao's.
 ON_CPU = re.compile(r"(?i)cpu_?(?:offload_?)?(?:adam|adagrad|lion|optimizer)|\badam_update\b|\bHybridAdam\b")
-SCRIPT = "<module>"  # what a script does outside of functions: all of it
 
 
 def names_of(page: PageFindings, account: str) -> list[tuple[str, int]]:
@@ -78,10 +79,12 @@ def named(page: PageFindings, finding: Finding) -> Finding:
         return replace(named, next=keep, remedies=())
     if LAUNCHING in finding.accounts:
         return _tensor_by_tensor(page, named, parts)
-    if finding.name != BY_NAME or not named.contributors:
+    if finding.name != BY_NAME:
         return named
     parts = _by_function(parts)
     named = made_of(replace(finding, rank=named.rank), ((spoken(name), ns) for name, ns in parts))
+    if not named.contributors:
+        return named
     largest = [(spoken(name), ns) for name, ns in parts[:2] if ns >= NAMED_FROM * finding.size]
     what = [f"{without_place(name)} ({milliseconds(ns)})" for name, ns in largest]
     told = sum(ns for _, ns in largest) / finding.size
@@ -116,6 +119,20 @@ def _in_pieces(page: PageFindings, part: tuple[str, int]) -> str:
 def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tuple[str, int]]) -> Finding:
     """The finding about launching, with what helps a function of the user's that changes tensors one by one,
     such as a mean of the weights: to compile the model does not."""
+    reads = _mostly_in(parts, finding.size)
+    waited = names_of(page, WAITS)
+    if reads and reads == _mostly_in(waited, sum(ns for _, ns in waited)):
+        return replace(
+            finding,
+            claim=f"{finding.claim.rstrip('.')}, mostly in {without_place(spoken(reads))}, which reads "
+            "values from it.",
+            next=f"In {spoken(reads)} bring the values together on the GPU (`torch._foreach_norm`, "
+            "`torch.stack`) and read one, or read them every hundredth step. To compile the model does not "
+            "help there.",
+            cost_per_step=finding.size,
+            ns_per_step=finding.ns_per_step + page.given.to_be_read // max(1, page.given.num_steps),
+            remedies=(),
+        )
     in_place = [(name, ns) for name, ns in parts if IN_PLACE.match(name)]
     function = _mostly_in(in_place, finding.size)
     names = page.given.names["name"].drop_nulls()
@@ -236,6 +253,11 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
             f"Make {spoken(name)} cheaper, or take it out of the step: {workers}onto a thread of its own, or "
             "done once for all steps."
         )
+    if FRAME.search(name.partition(" in ")[0]):
+        return (
+            f"Make {spoken(name)} cheaper: fewer operators in it (`torch.compile`, a larger batch), and less "
+            "Python between them."
+        )
     if any(map(FRAME.search, names)):
         return f"Do the same in fewer operators inside {spoken(name)}: `torch.compile`, or a larger batch."
     return (
@@ -246,7 +268,9 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
 
 def _is_work(name: str) -> bool:
     """Whether a name is of one thing that is done, and not of a phase that holds all that a step does."""
-    return FRAME.search(name) is not None or PHASE.search(name) is None
+    what = name.partition(" in ")[0]
+    frame = FRAME.search(what)
+    return PHASE.search(what) is None if frame is None else PHASE.fullmatch(what[frame.end() :]) is None
 
 
 def _saving_or_logging(page: PageFindings, finding: Finding, parts: list[tuple[str, int]]) -> Finding:
@@ -272,7 +296,8 @@ def _with_the_rest(page: PageFindings, finding: Finding, parts: list[tuple[str, 
     inside = [name for name in names["name"].unique() if _users_function(name) == function]
     rest = names.filter(pl.col("name").is_in(inside), ~pl.col("account").is_in(finding.accounts))
     ns = int(rest["ns"].sum()) // max(1, page.given.num_steps)
-    if not function or not ns or not rest.filter(account=LAUNCHING).is_empty():
+    # What does far more than that has another finding, which names it.
+    if not function or not ns or ns > finding.size or not rest.filter(account=LAUNCHING).is_empty():
         return finding
     idle = "nothing computes" if page.given.on_host else "the GPU idles"
     fact = f"{spoken(function)} takes another {milliseconds(ns)} in which {idle}"

@@ -144,7 +144,7 @@ def _spans(kernels: pl.LazyFrame, counted: pl.LazyFrame) -> pl.LazyFrame:
     verdict=Verdict("Bound by fp32 compute", "matrix work in fp32 without tensor cores"),
 )
 def fp32_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
-    return _off_tensor_cores(
+    return _slow(
         table,
         "fp32",
         "Train in bf16 under `torch.autocast` (before Ampere in fp16, with a gradient scaler), or, from "
@@ -152,6 +152,34 @@ def fp32_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
         "way only: once `fp32_precision` is set, reading `allow_tf32` raises); compare the loss before you "
         "keep it.",
     )
+
+
+@precision_mix.finding(
+    name="fp32-on-matrix-units",
+    remedies=("bf16", "fp16-scaling"),
+    verdict=Verdict("Bound by fp32 on matrix units", "fp32 work on matrix units"),
+    examples=[
+        Shows(
+            "two thirds of the step is fp32 matrix work on matrix units, as AMD's have them",
+            rows=[
+                {
+                    "rank": 0,
+                    "family": "gemm",
+                    "precision": "fp32",
+                    "tensor_cores": True,
+                    "in_steps": 6_000_000,
+                    "per_step": 3_000_000,
+                    "step_share": 0.66,
+                    "span": 5_000_000,
+                }
+            ],
+            claim="Matrix work in fp32 takes 3.00 ms per step (66.0 %).",
+        )
+    ],
+)
+def fp32_on_matrix_units(table: pl.DataFrame) -> Iterator[Finding]:
+    then = "Train in bf16 under `torch.autocast`: matrix units run it many times as fast as fp32."
+    return _slow(table, "fp32", then, tensor_cores=True)
 
 
 @precision_mix.finding(
@@ -179,14 +207,15 @@ def fp32_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
 )
 def fp64_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
     then = "Find the tensor that is float64: PyTorch makes them from NumPy arrays by default."
-    return _off_tensor_cores(table, "fp64", then)
+    return _slow(table, "fp64", then)
 
 
-def _off_tensor_cores(table: pl.DataFrame, precision: str, then: str) -> Iterator[Finding]:
+def _slow(table: pl.DataFrame, precision: str, then: str, *, tensor_cores: bool = False) -> Iterator[Finding]:
+    """The finding about matrix work of a precision, on matrix units or not."""
     matrix, unknown = table.select(
         pl.col("in_steps").sum(), unknown=pl.col("in_steps").filter(pl.col("precision").is_null()).sum()
     ).row(0)
-    slow = table.filter((pl.col("precision") == precision) & ~pl.col("tensor_cores"))
+    slow = table.filter((pl.col("precision") == precision) & (pl.col("tensor_cores") == tensor_cores))
     if mean_share(slow, table) < WORTH_SAYING:
         return
     time = int(slow["in_steps"].sum())
@@ -195,9 +224,9 @@ def _off_tensor_cores(table: pl.DataFrame, precision: str, then: str) -> Iterato
     per_step = int(spans["per_step"].sum()) // num_ranks(table)
     doubt = f"{percent(unknown, matrix)} of this matrix work does not say its precision." if unknown else ""
     yield Finding(
-        name=f"{precision}-without-tensor-cores",
-        claim=f"Matrix work in {precision} without tensor cores takes {milliseconds(per_step)} per step "
-        f"({percent(share, 1)}).",
+        name=f"{precision}-{'on-matrix-units' if tensor_cores else 'without-tensor-cores'}",
+        claim=f"Matrix work in {precision}{'' if tensor_cores else ' without tensor cores'} takes "
+        f"{milliseconds(per_step)} per step ({percent(share, 1)}).",
         ns_in_steps=int(spans["span"].sum()),
         cost_per_step=per_step,
         shared=True,

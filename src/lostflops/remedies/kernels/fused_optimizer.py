@@ -17,8 +17,10 @@ REMEDY = Remedy(
             ),
         ),
         "hf": Change(
-            instead="AdamW is fused by default from torch 2.8 on; before, "
-            '`TrainingArguments(optim="adamw_torch_fused")` makes it so.',
+            'Fuse the optimizer: `optim="adamw_torch_fused"` in `TrainingArguments`.',
+            snippets=(python('TrainingArguments(optim="adamw_torch_fused")'),),
+            note="From torch 2.8 on that is the default: another `optim`, or an optimizer that you hand to "
+            "the Trainer, is not fused by it.",
         ),
         "deepspeed": Change(
             instead="The optimizer that DeepSpeed's JSON names is its FusedAdam already.",

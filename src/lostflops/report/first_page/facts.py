@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from lostflops.finding import milliseconds, percent
+from lostflops.report.words.safe import one_line
 from lostflops.session import Answer
 from lostflops.store.trace import Trace
 from lostflops.units import three_figures, written
@@ -32,6 +33,12 @@ HELD = 0.01  # of the samples: reasons that held clocks down for less are not sh
 SOFTMAX = r"(?i)softmax"
 OF_A_LOSS = r"(?i)log_?softmax|softmax_warp_\w+<[^>]*, true, (?:true|false)>|cross_entropy|nll"
 SOFTMAX_FROM, BETWEEN_FROM = 0.05, 0.3
+# What a compiler fuses, and what else is neither matrix work nor the update; and the shares of compute from
+# which on work in fp64, one such kernel, and all that could be fused are told.
+FUSIBLE = ("elementwise", "reduction", "norm", "copy")
+BESIDE_PRODUCTS = (*FUSIBLE, "other", "unclassified")
+DOUBLE_FROM, ONE_KERNEL_FROM, FUSIBLE_FROM = 0.05, 0.25, 0.33
+COMPILED = "triton_"  # how names of kernels begin that a compiler made
 
 
 @dataclass(frozen=True)
@@ -400,6 +407,41 @@ def attention_by_hand(answers: Sequence[Answer]) -> float | None:
     if attention or not products or of_softmax < SOFTMAX_FROM * whole or between < BETWEEN_FROM * whole:
         return None
     return between / whole
+
+
+def beside_products(answers: Sequence[Answer]) -> str:
+    """What takes much of compute and is neither matrix work nor the update: a sentence's end; "" for little,
+    and for jobs without matrix products.
+
+    Arithmetic in fp64 from a twentieth of compute on, work that a compiler fuses from a third on, where
+    nothing is compiled, and one kernel from a quarter on.
+    """
+    table = next((a.table for a in answers if a.recipe.name == "kernel_summary"), None)
+    if table is None or not {"family", "precision", "time", "name"} <= set(table.columns):
+        return ""
+    rows = table.select("time", *(pl.col(c).cast(pl.String) for c in ("family", "precision", "name"))).filter(
+        pl.col("family") != "communication"
+    )
+    whole, beside = int(rows["time"].sum()), rows.filter(pl.col("family").is_in(BESIDE_PRODUCTS))
+    if "gemm" not in rows["family"]:
+        return ""
+    double = int(beside.filter(precision="fp64")["time"].sum())
+    if double > DOUBLE_FROM * whole:
+        return (
+            f"{percent(double, whole)} of compute is arithmetic in fp64 outside matrix products: find the "
+            "tensor that is float64, and cast it with `.float()`."
+        )
+    between = int(beside.filter(pl.col("family").is_in(FUSIBLE))["time"].sum())
+    if between > FUSIBLE_FROM * whole and not rows["name"].str.starts_with(COMPILED).any():
+        return (
+            f"{percent(between, whole)} of compute is elementwise work, reductions, norms and copies: "
+            "`torch.compile` fuses those."
+        )
+    most = beside.group_by("name").agg(pl.col("time").sum()).sort("time", "name", descending=[True, False])
+    if most.height and most["time"][0] > ONE_KERNEL_FROM * whole:
+        name, time = most["name"][0], most["time"][0]
+        return f"one kernel, `{one_line(name, 60)}`, takes {percent(time, whole)} of compute."
+    return ""
 
 
 def lines(facts: Facts, on_host: bool) -> list[FactLine]:

@@ -142,6 +142,9 @@ class Page:
                 "and elementwise work, and no attention kernel runs: `scaled_dot_product_attention` may take "
                 "less."
             )
+        beside = facts.beside_products(self.answers) if self.run.device_kind == "gpu" else ""
+        if beside:
+            return f"hardly any time is lost between kernels, but {beside}"
         return "nothing here is worth a change."
 
     def nameless(self, text: str) -> str:

@@ -61,8 +61,17 @@ ATTENTION = (
     ),
     KernelPattern(
         "attention",
-        ("attn_fwd", "attn_bwd", "sage_fwd", "bwd_kernel_dk_dv", "bwd_kernel_dkdv", "bwd_kernel_dq"),
-        "attention by direction: Triton's tutorial, AMD's kernel, SageAttention, FlashMLA",
+        (
+            "attn_fwd",
+            "attn_bwd",
+            "sage_fwd",
+            "bwd_kernel_dk_dv",
+            "bwd_kernel_dkdv",
+            "bwd_kernel_dq",
+            "bwd_kernel_fuse",
+            "bwd_preprocess",
+        ),
+        "attention by direction: Triton's tutorial, AMD's kernels in PyTorch, SageAttention, FlashMLA",
         "attn_fwd",
     ),
     KernelPattern(

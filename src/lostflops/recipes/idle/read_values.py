@@ -1,0 +1,53 @@
+"""What the GPU computes only to be read: the kernels between two waits of the CPU that follow each other."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from lostflops.store.trace import Trace
+
+# Calls that wait for the device: HIP reads values with copies that return when done.
+WAITS = (
+    r"(?i)synchronize|^(?:cuda|hip)Memcpy(?:2D|3D|WithStream|HtoD|DtoH|(?:To|From)Symbol)?(?:_v\d+)?$"
+    r"|^cuMemcpy(?:HtoD|DtoH)(?:_v\d+)?$"
+)
+FEW = 16  # kernels between two waits: a value needs no more, and a layer takes more
+MATRIX_WORK = ("gemm", "attention", "convolution")  # of a model, and of no value that is looked at
+
+
+def computed_to_be_read(trace: Trace, counted: pl.DataFrame) -> int:
+    """How long kernels run, in all steps that count, of which few were launched between two waits, ns.
+
+    They may be there for the value that is read and nothing else, such as `isnan(x).any()`.
+    """
+    launches, kernels, steps = (trace.table(name) for name in ("launches", "kernels", "steps"))
+    if launches is None or kernels is None or steps is None:
+        return 0
+    of = ["rank", "thread"]
+    waits = (
+        launches.filter(pl.col("name").cast(pl.String).str.contains(WAITS))
+        .select(*of, at="start")
+        .sort("at")
+        .with_row_index("wait")
+        .collect()
+    )
+    placed = steps.join(counted.lazy(), on=["rank", "step"], how="semi").select("rank", "end", at="start")
+    launched = (
+        kernels.filter(
+            pl.col("launch_start").is_not_null(), pl.col("family").cast(pl.String) != "communication"
+        )
+        .select(*of, "start", "family", at="launch_start", ns=pl.col("end") - pl.col("start"))
+        .sort("start")
+        .collect()
+        .join_asof(
+            placed.sort("at").collect(), left_on="start", right_on="at", by="rank", check_sortedness=False
+        )
+        .filter(pl.col("start") < pl.col("end"))
+        .sort("at")
+    )
+    before = launched.join_asof(waits, on="at", by=of, check_sortedness=False).drop_nulls("wait")
+    after = before.join_asof(waits, on="at", by=of, strategy="forward", check_sortedness=False)
+    of_model = pl.col("family").cast(pl.String).is_in(MATRIX_WORK).any()
+    each = after.drop_nulls("wait_right").group_by("wait")
+    told = each.agg(pl.col("ns").sum(), kernels=pl.len(), of_model=of_model)
+    return int(told.filter(pl.col("kernels") <= FEW, ~pl.col("of_model"))["ns"].sum())
