@@ -53,6 +53,7 @@ SCHEDULE = pl.Schema({"schedule": pl.String})
 INTERLEAVED, ZERO_BUBBLE = "interleaved", "zb"
 CHECKPOINT = "idle.checkpoint_logging"
 OTHER_HOST = "idle.other_host_work"
+HOST_WAITS = "host-waits-for-device"  # the finding about a CPU that reads values in steps
 BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
 BESIDE = pl.Schema({"rank": pl.Int32, "name": pl.String, "time": pl.Int64, "pauses": pl.Int64})
 LONG = 1_000_000  # ns: a framework takes microseconds between two operators
@@ -344,8 +345,9 @@ def gather(
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
         between_nodes=total("between_nodes", partial(_between_nodes, trace)) if not on_host else 0,
+        # All kernels, so only where values are read at a cost.
         to_be_read=total("to_be_read", lambda _, counted: computed_to_be_read(trace, counted))
-        if not on_host
+        if not on_host and any(f.name == HOST_WAITS for a in answers.values() for f in a.findings)
         else 0,
         updates=folded("updates", UPDATES, lambda: in_updates(trace, _table(session, "idle_causes"), counted))
         if not on_host

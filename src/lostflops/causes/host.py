@@ -12,7 +12,7 @@ from lostflops.naming.standing_still import stands_still
 from lostflops.recipes.idle.read_values import WAITS
 
 from .declared import BESIDE, ONE_BY_ONE, PROFILER, SLOWED
-from .given import BETWEEN, OTHER_HOST, Given
+from .given import BETWEEN, HOST_WAITS, OTHER_HOST, Given
 from .idle.graphs import pauses_inside_graphs
 from .idle.named import (
     BETWEEN_FROM,
@@ -135,7 +135,7 @@ def _synchronised_often(page: PageFindings) -> None:
     It has time enough: as long as it waits in those calls, what it does between them would be hidden.
     """
     given = page.given
-    waits = page.of("host-waits-for-device")
+    waits = page.of(HOST_WAITS)
     often, between = _waits_in_steps(given)[0], _between(given)
     if waits is None or not _waits_again_and_again(given) or not between:
         return
@@ -168,7 +168,7 @@ def _synchronised_often(page: PageFindings) -> None:
 
 def _computed_to_be_read(page: PageFindings) -> None:
     """What computes the values that are read goes with the reading."""
-    waits, more = page.of("host-waits-for-device"), page.given.to_be_read // max(1, page.given.num_steps)
+    waits, more = page.of(HOST_WAITS), page.given.to_be_read // max(1, page.given.num_steps)
     if waits is None or not waits.ns_per_step or not page.reaches(more, TO_BE_READ_FROM):
         return
     fact = f"kernels between those waits take {milliseconds(more)} per step, which the bound counts as well"
@@ -178,7 +178,7 @@ def _computed_to_be_read(page: PageFindings) -> None:
 
 def _detects_anomalies(page: PageFindings) -> None:
     """Anomaly detection reads a value from the GPU for each gradient: those are most of the waits."""
-    on, waits = page.of("anomaly-detection-on"), page.of("host-waits-for-device")
+    on, waits = page.of("anomaly-detection-on"), page.of(HOST_WAITS)
     table = page.given.table("anomaly_detection")
     if on is None or waits is None or table is None or page.given.on_host:
         return
@@ -190,7 +190,7 @@ def _detects_anomalies(page: PageFindings) -> None:
 
 def _after_waits(page: PageFindings) -> None:
     """What a CPU does after it waited may be what takes long: its own code, or what no row tells."""
-    waits = page.of("host-waits-for-device")
+    waits = page.of(HOST_WAITS)
     if waits is None:
         return
     told, untold = waits, page.given.unnamed(SYNCHRONISING)
