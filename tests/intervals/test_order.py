@@ -99,6 +99,12 @@ def test_the_largest_so_far_of_numbers_as_far_apart_as_there_are(low: int) -> No
     assert order.running_most(empty, empty).tolist() == [] and order.running_most(empty, empty) is not empty
 
 
+def test_groups_whose_numbers_lie_far_apart_fit_on_one_axis() -> None:
+    groups, instants = array([0, 1, 2**62]), array([9, 0, 5])
+    (places,) = order.one_axis((groups, instants))
+    assert sorted(places.tolist()) == places.tolist() and len(set(places.tolist())) == 3
+
+
 @settings(max_examples=200, deadline=None)
 @given(PAIRS, PAIRS)
 def test_on_one_axis_pairs_of_a_group_and_an_instant_keep_their_order(
