@@ -7,45 +7,19 @@ waits for it, with `--workers 4` it does not.
 """
 
 import argparse
-import random
-from itertools import pairwise
+import sys
+from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
-SENTENCE = "the model reads a long text and learns to guess which word comes next from all words before it"
-WORDS = SENTENCE.split()
+sys.path.append(str(Path(__file__).parents[1]))
+from texts import Texts
+
 WORDS_PER_TEXT = 20_000
 VOCABULARY = 32_000
-
-
-class Texts(Dataset[Tensor]):
-    """Made-up documents, turned into tokens in full, though most is thrown away."""
-
-    def __init__(self, num_texts: int, tokens: int) -> None:
-        self.num_texts, self.tokens = num_texts, tokens
-        pairs = sorted({pair for word in WORDS for pair in pairwise(word)})
-        self.rank_of = {pair: rank for rank, pair in enumerate(pairs)}
-
-    def __len__(self) -> int:
-        return self.num_texts
-
-    def __getitem__(self, index: int) -> Tensor:
-        words = random.Random(index).choices(WORDS, k=WORDS_PER_TEXT)
-        pieces = [piece for word in words for piece in self.merged(word)]
-        return torch.tensor([sum(map(ord, piece)) % VOCABULARY for piece in pieces[: self.tokens]])
-
-    def merged(self, word: str) -> list[str]:
-        """The word's letters, the best-ranked pair of neighbours merged until two pieces are left."""
-        pieces = list(word)
-        while len(pieces) > 2:
-            ranks = [self.rank_of[left[-1], right[0]] for left, right in pairwise(pieces)]
-            at = ranks.index(min(ranks))
-            pieces[at : at + 2] = [pieces[at] + pieces[at + 1]]
-        return pieces
 
 
 def llama(layers: int) -> LlamaForCausalLM:
@@ -75,7 +49,7 @@ def main() -> None:
     targets = ["q_proj", "v_proj"]
     model = get_peft_model(llama(given.layers), LoraConfig(r=16, target_modules=targets))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-    texts = Texts(given.batch * given.steps, given.tokens)
+    texts = Texts(given.batch * given.steps, WORDS_PER_TEXT, given.tokens, VOCABULARY)
     loader = DataLoader(texts, batch_size=given.batch, num_workers=given.workers, pin_memory=True)
     for tokens in loader:
         tokens = tokens.to("cuda", non_blocking=True)

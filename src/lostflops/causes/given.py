@@ -229,6 +229,11 @@ class Given:
             (ns // self.steps[rank] for rank, ns in waits.iter_rows() if rank in self.steps), default=0
         )
 
+    @property
+    def read_per_step(self) -> int:
+        """How long the kernels of `to_be_read` run in a mean step, ns."""
+        return self.to_be_read // max(1, self.num_steps)
+
     def own_remedy(self, account: str) -> str:
         """What to do about an account on a CPU, where no framework's spelling says it; empty elsewhere."""
         return ACCOUNTS[account].remedy_on_host if self.on_host and account in ACCOUNTS else ""

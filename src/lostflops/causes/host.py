@@ -17,6 +17,7 @@ from .idle.graphs import pauses_inside_graphs
 from .idle.named import (
     BETWEEN_FROM,
     BY_NAME,
+    SYNCHRONISING,
     between_operators,
     launched_in_pieces,
     named,
@@ -37,7 +38,6 @@ MAY_BE_BLOCKED = (
     "Linux counts {} per step in which the training thread is blocked: it may wait here instead of running, "
     "or in operators for their own threads."
 )
-SYNCHRONISING = "idle.host_synchronisation"
 TOLD = (ONE_BY_ONE.name, PROFILER.name)  # findings that say by themselves what they are made of
 UNTOLD_FROM = 0.5  # of what waiting costs, from which on it is said that no row tells what was done
 TO_BE_READ_FROM = 0.01  # of the step, from which on kernels that compute what is read are told
@@ -168,7 +168,7 @@ def _synchronised_often(page: PageFindings) -> None:
 
 def _computed_to_be_read(page: PageFindings) -> None:
     """What computes the values that are read goes with the reading."""
-    waits, more = page.of(HOST_WAITS), page.given.to_be_read // max(1, page.given.num_steps)
+    waits, more = page.of(HOST_WAITS), page.given.read_per_step
     if waits is None or not waits.ns_per_step or not page.reaches(more, TO_BE_READ_FROM):
         return
     fact = f"kernels between those waits take {milliseconds(more)} per step, which the bound counts as well"

@@ -32,8 +32,8 @@ BY_NAME, LOADING, LAUNCHING = "host-busy-elsewhere", "idle.data_loading", "idle.
 LONG_CALLS = "idle.long_call"
 # Calls that only ask for something.
 ASKS = re.compile(r"^(?:cuda|hip)(?:GetDeviceProperties|MemGetInfo|DeviceGetAttribute|FuncGetAttributes)")
-WAITS = "idle.host_synchronisation"
-LAUNCHES = (LAUNCHING, WAITS)  # of a function: what it asks of the GPU
+SYNCHRONISING = "idle.host_synchronisation"
+LAUNCHES = (LAUNCHING, SYNCHRONISING)  # of a function: what it asks of the GPU
 # Operators that change one tensor in place, as a loop over parameters does, and that have one for lists.
 IN_PLACE = re.compile(
     r"^aten::(add|sub|mul|div|lerp|addcmul|addcdiv|sqrt|neg|sign|pow|exp|abs|reciprocal|zero)_ in "
@@ -120,7 +120,7 @@ def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tupl
     """The finding about launching, with what helps a function of the user's that changes tensors one by one,
     such as a mean of the weights: to compile the model does not."""
     reads = _mostly_in(parts, finding.size)
-    waited = names_of(page, WAITS)
+    waited = names_of(page, SYNCHRONISING)
     if reads and reads == _mostly_in(waited, sum(ns for _, ns in waited)):
         return replace(
             finding,
@@ -130,7 +130,7 @@ def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tupl
             "`torch.stack`) and read one, or read them every hundredth step. To compile the model does not "
             "help there.",
             cost_per_step=finding.size,
-            ns_per_step=finding.ns_per_step + page.given.to_be_read // max(1, page.given.num_steps),
+            ns_per_step=finding.ns_per_step + page.given.read_per_step,
             remedies=(),
         )
     in_place = [(name, ns) for name, ns in parts if IN_PLACE.match(name)]
