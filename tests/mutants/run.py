@@ -1,8 +1,8 @@
 """Which wrong versions of the core do the tests notice? `make mutants` asks, and prints who survives.
 
-A child process per mutant, forked from one that has the libraries loaded: it installs the mutant, runs the
-module's tests up to the first failure and dies. What it does not notice within the time of many honest runs
-counts as noticed: the tests hang then.
+A fork per mutant runs the module's tests up to the first failure and dies: of a process that has collected
+them (`session`) where only functions are changed, and else, or where those seem to pass, of one that has the
+libraries loaded. Tests that take many times as long as honest ones hang, which counts as noticed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ from fewer_draws import draw_at_most
 from .changes import Change, changes
 from .core import CORE
 from .equivalent import why
+from .session import NOT_HERE, NOTICED, SURVIVES, Session
 
 ROOT = Path(__file__).parents[2]
 COUNTED = ROOT / "benchmarks" / "mutants.json"
 PATIENCE, LEAST_PATIENCE = 4, 10  # times the honest run, and seconds
+OPTIONS = ("-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 
 class Survivor(NamedTuple):
@@ -88,6 +90,13 @@ def _path(module: str) -> Path:
     return base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
 
 
+class _Turned:
+    """A pytest plugin: from the start every order that Polars does not promise is turned round."""
+
+    def pytest_configure(self) -> None:
+        untold_order.reverse()
+
+
 class _ExamplesFirst:
     """A pytest plugin: tests that draw their cases come last, and draw fewer."""
 
@@ -101,17 +110,15 @@ class _ExamplesFirst:
 
 def _tests_notice(module: str, tree: ast.Module, tests: Sequence[str], drawn: int, turned: bool) -> int:
     """Exit status of the tests with `tree` in the module's place; for a child."""
-    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]  # a first failure is enough
-    hypothesis.settings.register_profile(
-        "mutants", phases=phases, derandomize=True, database=None, deadline=None
-    )
-    hypothesis.settings.load_profile("mutants")
     if turned:
         untold_order.reverse()
     path = _path(module)
-    sys.meta_path.insert(0, _Mutated(module, path, compile(ast.fix_missing_locations(tree), path, "exec")))
-    asked = ["-x", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
-    return int(pytest.main(asked, [_ExamplesFirst(drawn)]))
+    sys.meta_path.insert(0, _Mutated(module, path, _compiled(tree, path)))
+    return int(pytest.main(["-x", *OPTIONS, *tests], [_ExamplesFirst(drawn)]))
+
+
+def _compiled(tree: ast.Module, path: Path) -> CodeType:
+    return compile(ast.fix_missing_locations(tree), path, "exec")
 
 
 def _in_child(
@@ -147,7 +154,15 @@ def _in_child(
 
 
 def tried(
-    module: str, number: int, seed: int, drawn: int, until: float, log: Path, lines: range | None
+    module: str,
+    number: int,
+    seed: int,
+    drawn: int,
+    until: float,
+    log: Path,
+    lines: range | None,
+    quick: bool = True,
+    confirmed: bool = True,
 ) -> Result:
     """Up to `number` of the module's mutants, drawn by `seed`, against its tests."""
     source = _path(module).read_text()
@@ -167,6 +182,7 @@ def tried(
     sample = sorted(random.Random(f"{seed} {module}").sample(numbers, min(number, len(numbers))))
     survivors: list[Survivor] = []
     done = 0
+    session = _session(module, tests, drawn, turned, log) if quick else None
     for which in sample:
         if time.monotonic() > until:
             break
@@ -174,13 +190,32 @@ def tried(
         change: Change = changes(tree)[which]
         words = change.words
         change.apply()
-        if _in_child(module, tree, tests, drawn, turned, patience, log) == 0:
-            line = source.splitlines()[change.line - 1].strip()
-            survivors.append(Survivor(line, words, why(module, line, words)))
+        code = _compiled(tree, _path(module))
+        line = source.splitlines()[change.line - 1].strip()
+        known = why(module, line, words)
+        found_out = NOT_HERE if session is None else session.tried(code)
+        seems = found_out == SURVIVES and (known is not None or not confirmed)
+        if seems or (
+            found_out != NOTICED and _in_child(module, tree, tests, drawn, turned, patience, log) == 0
+        ):
+            survivors.append(Survivor(line, words, known))
             said = "is equivalent" if survivors[-1].why else "survives"
             print(f"    {said}: {module}:{change.line}  {words}", flush=True)
         done += 1
+    if session is not None:
+        session.end()
     return Result(module, len(found), done, survivors)
+
+
+def _session(module: str, tests: Sequence[str], drawn: int, turned: bool, log: Path) -> Session:
+    """A process with the tests collected, all orders turned round as the module's tests bear it."""
+    path = _path(module)
+    honest = _compiled(ast.parse(path.read_text()), path)
+    started: list[object] = [_Turned()] if turned else []
+    session = Session(path, honest, [*OPTIONS, *tests], [*started, _ExamplesFirst(drawn)], log)
+    if session.failed != 0:
+        sys.exit(f"The tests of {module} fail without any change: {log}")
+    return session
 
 
 def main() -> None:
@@ -192,6 +227,8 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=100, help="most cases that a property test draws")
     parser.add_argument("--minutes", type=float, default=60, help="stop after so long")
     parser.add_argument("--lines", help="only changes of these lines: FIRST-LAST")
+    parser.add_argument("--from-the-start", action="store_true", help="import and collect for each mutant")
+    parser.add_argument("--unconfirmed", action="store_true", help="do not try survivors from the start")
     parser.add_argument("--write", action="store_true", help="write the table into benchmarks/README.md")
     asked = parser.parse_args()
     lines = None
@@ -200,6 +237,11 @@ def main() -> None:
         lines = range(int(first), int(last) + 1)
     chosen = [m for m in CORE if not asked.modules or any(part in m for part in asked.modules)]
     os.chdir(ROOT)
+    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]  # a first failure is enough
+    hypothesis.settings.register_profile(
+        "mutants", phases=phases, derandomize=True, database=None, deadline=None
+    )
+    hypothesis.settings.load_profile("mutants")
     for name in ("polars", "numpy", "torch", "msgspec", "polars.testing"):
         importlib.import_module(name)
     end = time.monotonic() + 60 * asked.minutes
@@ -208,7 +250,17 @@ def main() -> None:
     for left, module in zip(range(len(chosen), 0, -1), chosen, strict=True):
         now = time.monotonic()
         results.append(
-            tried(module, asked.number, asked.seed, asked.examples, now + (end - now) / left, log, lines)
+            tried(
+                module,
+                asked.number,
+                asked.seed,
+                asked.examples,
+                now + (end - now) / left,
+                log,
+                lines,
+                not asked.from_the_start,
+                not asked.unconfirmed,
+            )
         )
         r = results[-1]
         print(

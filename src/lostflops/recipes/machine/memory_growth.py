@@ -147,7 +147,7 @@ def memory_growth(allocations: Allocations, steps: Steps, ranks: Ranks) -> pl.La
             how="left",
         )
         .with_columns(memory=pl.when(pl.col("device").is_not_null() & (pl.col("memory") > 0)).then("memory"))
-        .with_columns(left=pl.when("steady").then(left.clip(0).cast(pl.Int64)))
+        .with_columns(left=pl.when("steady").then(left.clip(0)).cast(pl.Int64))
         .with_columns(pl.col("steady").fill_null(False))
         .select(*memory_growth.columns)
         .sort(place)
