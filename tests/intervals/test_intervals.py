@@ -245,6 +245,22 @@ def test_the_part_inside_pieces_is_counted_row_by_row(rows: Drawn, a: Drawn, b: 
     ]
 
 
+def test_rows_are_cut_in_the_order_in_which_they_stand_and_a_point_has_no_part() -> None:
+    """Rows of ranks 4 and 2 in turn, those of 2 without length."""
+    rows = pl.DataFrame(
+        {"rank": [4, 2] * 60, "start": [3, 6] * 60, "end": [5, 6] * 60, "row": range(120)},
+        schema_overrides={"rank": pl.Int32},
+    )
+    pieces = pl.DataFrame(
+        {"rank": [2, 4], "start": [0, 4], "end": [9, 9]}, schema_overrides={"rank": pl.Int32}
+    )
+    met = intervals.cut(rows, pieces, "rank")
+    assert met.select("rank", "start", "end").unique().rows() == [(4, 4, 5)]
+    assert met["row"].to_list() == list(range(0, 120, 2))
+    longer = intervals.cut(rows.with_columns(end=7), pieces, "rank")
+    assert longer["row"].to_list() == list(range(120))
+
+
 @exact
 @given(DRAWN, DRAWN, ORIGINS)
 def test_rows_are_cut_by_the_pieces_that_they_meet(rows: Drawn, drawn: Drawn, origin: int) -> None:

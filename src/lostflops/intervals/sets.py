@@ -319,15 +319,13 @@ def within(rows: Sequence[Int], pieces: Sequence[Int], parts: Sequence[Bool] | N
 def cut(rows: pl.DataFrame, pieces: pl.DataFrame, by: str) -> pl.DataFrame:
     """The parts of each row that lie in a piece of its group, with the columns of both; those of `rows` win.
 
+    They stand in the order of the rows, those of one row in the order of the pieces.
     `pieces` of one group are disjoint, `rows` need not be. In the order of their ends the pieces that a row
     meets stand side by side: they are those that end after it begins, up to the last that begins before it
     ends. `by` is one integer column.
     """
     pieces = in_order(pieces, by)
     own = [c for c in pieces.columns if c not in rows.columns]
-    # Groups in the order in which they first appear.
-    appears = pl.int_range(pl.len()).first().over(by)
-    rows = rows[np.argsort(rows.select(appears).to_series().to_numpy(), kind="stable")]
     group, of = rows[by].to_numpy(), pieces[by].to_numpy()
     begins, stops, opens, closes = one_axis(
         (group, rows["start"].to_numpy()), (group, rows["end"].to_numpy()),
