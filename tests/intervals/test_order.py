@@ -29,10 +29,10 @@ def apart(pairs: list[tuple[int, int]]) -> tuple[order.Int, order.Int]:
 def test_what_is_not_known_is_the_lowest_of_all_whole_numbers() -> None:
     assert LOWEST == order.NEVER
     rows = pl.DataFrame(
-        {"a": [3, None, 5], "b": pl.Series([1, 2, 3], dtype=pl.Int32), "c": [None, None, None]}
+        {"a": [2**60 + 1, None, 5], "b": pl.Series([1, 2, 3], dtype=pl.Int32), "c": [None, None, None]}
     )
     found = order.filled(rows.with_columns(pl.col("c").cast(pl.UInt8)), ["a", "b", "c"])
-    assert [column.tolist() for column in found] == [[3, LOWEST, 5], [1, 2, 3], [LOWEST] * 3]
+    assert [column.tolist() for column in found] == [[2**60 + 1, LOWEST, 5], [1, 2, 3], [LOWEST] * 3]
     assert {column.dtype for column in found} == {np.dtype(np.int64)}
     assert order.filled(rows, []) == []
 
@@ -158,6 +158,13 @@ def test_rows_are_sorted_by_their_first_key_and_then_the_next_and_equal_ones_sta
     for rows in (frame, frame.with_columns(pl.col("a").cast(pl.String).replace("-1", "0"))):
         keys = rows.rows()
         assert order.row_order(rows, ["a", "b"]).tolist() == sorted(range(len(keys)), key=lambda at: keys[at])
+
+
+@pytest.mark.parametrize("with_others", [False, True])
+def test_numbers_beyond_63_bits_are_sorted_too(with_others: bool) -> None:
+    beyond = np.array([2**63 + 5, 2**63 + 1, 2**63 + 9, 2**63], np.uint64)
+    keys = (np.zeros(4, np.int64), beyond) if with_others else (beyond,)
+    assert order.sorted_by(*keys).tolist() == [3, 1, 0, 2]
 
 
 @settings(max_examples=60, deadline=None)

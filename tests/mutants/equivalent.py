@@ -123,6 +123,11 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("return rows if (order[1:] > order[:-1])", ">= order"): "no position comes twice",
     },
     "lostflops.intervals.order": {
+        ("if not len(keys[0]):", "0 -> -1"): "keys are equally long",
+        ("return np.split(np.arange(len(keys[0]))", "0 -> -1"): "keys are equally long",
+        ("if len(known) < len(keys)", "<= len(keys)"): "the slower way gives the same order",
+        ("if math.prod(widths) >", ">= np.iinfo"): "the slower way gives the same order",
+        ("widths = [int(each.max()) - low", "1 -> 2"): "wider than the values are apart",
         ("if not len(keys[0]) or any(", "0 -> -1"): "keys are equally long",
         (
             "return sorted_by(*known)",
