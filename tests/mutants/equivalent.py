@@ -124,6 +124,13 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     },
     "lostflops.intervals.order": {
         ("if not len(keys[0]):", "0 -> -1"): "keys are equally long",
+        ("other = np.ones(len(keys[0])", "0 -> -1"): "keys are equally long",
+        ("begins = np.r_[True, group", "True -> False"): "all groups lie one further ahead",
+        (
+            "width = int(values.max()) - low",
+            "1 -> 0",
+        ): "one place may be a group's last and the next's first",
+        ("if width * int(np.count_nonzero", "<= np.iinfo"): "the slower way gives the same numbers",
         ("return np.split(np.arange(len(keys[0]))", "0 -> -1"): "keys are equally long",
         ("if len(known) < len(keys)", "<= len(keys)"): "the slower way gives the same order",
         ("if math.prod(widths) >", ">= np.iinfo"): "the slower way gives the same order",

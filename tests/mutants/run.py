@@ -163,8 +163,12 @@ def tried(
     lines: range | None,
     quick: bool = True,
     confirmed: bool = True,
+    kept: Result | None = None,
 ) -> Result:
-    """Up to `number` of the module's mutants, drawn by `seed`, against its tests."""
+    """Up to `number` of the module's mutants, drawn by `seed`, against its tests.
+
+    With `kept`, an earlier result, those that survived then.
+    """
     source = _path(module).read_text()
     tests = CORE[module]
     started = time.monotonic()
@@ -179,6 +183,10 @@ def tried(
     patience = max(LEAST_PATIENCE, PATIENCE * (time.monotonic() - started))
     found = changes(ast.parse(source))
     numbers = [n for n, change in enumerate(found) if lines is None or change.line in lines]
+    if kept is not None:
+        lines_of, before = source.splitlines(), {(s.line, s.words) for s in kept.survivors}
+        numbers = [n for n in numbers if (lines_of[found[n].line - 1].strip(), found[n].words) in before]
+        number = len(numbers)
     sample = sorted(random.Random(f"{seed} {module}").sample(numbers, min(number, len(numbers))))
     survivors: list[Survivor] = []
     done = 0
@@ -204,6 +212,8 @@ def tried(
         done += 1
     if session is not None:
         session.end()
+    if kept is not None:
+        done = min(kept.tried, len(found)) if done == len(sample) else 0
     return Result(module, len(found), done, survivors)
 
 
@@ -229,6 +239,7 @@ def main() -> None:
     parser.add_argument("--lines", help="only changes of these lines: FIRST-LAST")
     parser.add_argument("--from-the-start", action="store_true", help="import and collect for each mutant")
     parser.add_argument("--unconfirmed", action="store_true", help="do not try survivors from the start")
+    parser.add_argument("--again", action="store_true", help="only those that survived in the kept table")
     parser.add_argument("--write", action="store_true", help="write the table into benchmarks/README.md")
     asked = parser.parse_args()
     lines = None
@@ -247,6 +258,7 @@ def main() -> None:
     end = time.monotonic() + 60 * asked.minutes
     log = Path(tempfile.mkstemp(prefix="lostflops-mutants-", suffix=".log")[1])
     results: list[Result] = []
+    known = _kept()
     for left, module in zip(range(len(chosen), 0, -1), chosen, strict=True):
         now = time.monotonic()
         results.append(
@@ -260,6 +272,7 @@ def main() -> None:
                 lines,
                 not asked.from_the_start,
                 not asked.unconfirmed,
+                known.get(module) if asked.again else None,
             )
         )
         r = results[-1]
@@ -277,6 +290,11 @@ HEADER = """\
 | --- | ---: | ---: | ---: | ---: | ---: |"""
 
 
+def _kept() -> dict[str, Result]:
+    """What is kept of earlier runs."""
+    return msgspec.json.decode(COUNTED.read_bytes(), type=dict[str, Result]) if COUNTED.exists() else {}
+
+
 def _explained(result: Result) -> Result:
     """A result that was kept, with what is known of its survivors by now."""
     told = [s._replace(why=why(result.module, s.line, s.words)) for s in result.survivors]
@@ -285,7 +303,7 @@ def _explained(result: Result) -> Result:
 
 def _write(results: Sequence[Result]) -> None:
     """Put what was counted of these modules, beside what is known of others, onto the benchmarks' page."""
-    known = msgspec.json.decode(COUNTED.read_bytes(), type=dict[str, Result]) if COUNTED.exists() else {}
+    known = _kept()
     known |= {r.module: r for r in results if r.tried}
     known = {module: _explained(known[module]) for module in CORE if module in known}
     COUNTED.write_bytes(msgspec.json.format(msgspec.json.encode(known), indent=1) + b"\n")
