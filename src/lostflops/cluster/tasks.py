@@ -11,7 +11,6 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -23,6 +22,7 @@ from lostflops.errors import LostflopsError, revived
 from lostflops.ingest import formats
 from lostflops.ingest.part import Part
 from lostflops.ingest.sources import read_all
+from lostflops.offered import entry_points
 from lostflops.recipes import named
 from lostflops.run_folder import MANIFEST
 from lostflops.session import Session, batches

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import polars as pl
@@ -24,6 +23,7 @@ from lostflops import ingest
 from lostflops.errors import NotATrace, Unreadable
 from lostflops.ingest.part import Part
 from lostflops.ingest.private import Private
+from lostflops.offered import entry_points
 from lostflops.store.trace import Quality
 
 HEAD = 512  # bytes of a file by which it is told

@@ -11,9 +11,9 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 
 from lostflops.errors import NoSuchRecipe
+from lostflops.offered import entry_points
 from lostflops.recipe import Declared, Recipe
 
 ON_REQUEST = f"{__name__}.on_request"
