@@ -201,7 +201,8 @@ def buffers(optimizer: str = "adam", lora: Lora | None = None, **more: Any) -> s
 
 def test_buffers_of_communication() -> None:
     """Two buckets of all gradients; two gathered layers and one's gradients; hidden states of 16 tokens."""
-    assert buffers() == buffers(gpus=2) == static_memory.MemoryPart("communication buffers", 0, "none")
+    assert buffers() == static_memory.MemoryPart("communication buffers", 0, "none")
+    assert buffers(gpus=2).bytes == 2 * COUNT  # DDP's
     assert buffers(gpus=2, sharding="zero-1").bytes == 2 * 2 * COUNT
     assert buffers("adam-fp32-gradients", gpus=2, sharding="zero-2").bytes == 2 * 4 * COUNT
     assert buffers(gpus=1, sharding="zero-1").bytes == 0
@@ -557,8 +558,8 @@ def test_each_verdict_on_training() -> None:
     assert verdict(job("llama-3-8b", layout=Layout(gpus=8, sharding="fsdp2"))).startswith(
         "It fits as it is, with"
     )
-    assert verdict(EIGHT).startswith("It does not fit as it is: 1,046.0 GB over. The fastest way: ")
-    assert "8-bit Adam, 61.0 GB per GPU; with the same optimizer: " in verdict(EIGHT)
+    assert verdict(EIGHT).startswith("It does not fit as it is: 1,187.2 GB over. The fastest way: ")
+    assert "8-bit Adam, 61.8 GB per GPU; with the same optimizer: " in verdict(EIGHT)
     assert "offload the optimizer" in verdict(EIGHT).partition("same optimizer")[2]
     one = verdict(replace(EIGHT, layout=Layout()))
     assert "Nothing that was tried fits on 1 GPU. The fastest way: 4 GPUs + " in one
@@ -606,7 +607,7 @@ def test_unified_memory_is_never_the_headline() -> None:
 
 
 def test_eight_h100_train_70b_with_zero_3_checkpointing_and_8_bit_adam() -> None:
-    """6 bytes of 70,553,706,496 parameters over 8 are 52.9 GB, moments' scales 0.28; the peak is 61 GB."""
+    """6 bytes of 70,553,706,496 parameters over 8 are 52.9 GB, moments' scales 0.28; the peak is 62 GB."""
     asked = replace(
         EIGHT,
         layout=Layout(gpus=8, sharding="zero-3"),
@@ -614,7 +615,7 @@ def test_eight_h100_train_70b_with_zero_3_checkpointing_and_8_bit_adam() -> None
         checkpointing="full",
     )
     now = Prediction(asked)
-    assert now.fits and now.peak.bytes / 1e9 == pytest.approx(61.1, abs=0.05)
+    assert now.fits and now.peak.bytes / 1e9 == pytest.approx(61.88, abs=0.05)
     static = sum(part.bytes for part in static_memory.parts(asked.shape, asked.layout, 0, asked.optimizer))
     assert static / 1e9 == pytest.approx(6 * 70.553706 / 8 + 70.553706 / 8 / 32, rel=1e-4)
     names = {frozenset(way.changes) for way in rank(EIGHT, most=100).ways}

@@ -280,7 +280,7 @@ def _shape(config: Config, kind: str, name: str, kv: int) -> Shape:
         else config.shared_expert_intermediate_size or 0,
         shared_gate=kind == "qwen2_moe",
         dense_layers=min(config.first_k_dense_replace or 0, config.num_hidden_layers) if experts else 0,
-        router_bias=kind in ("deepseek_v3", "gpt_oss") and experts > 0,
+        router_bias=kind == "gpt_oss" and experts > 0,  # DeepSeek-V3's is a buffer, which nothing trains
         latent=latent,
         window=window,
         unwindowed=unwindowed,

@@ -257,7 +257,6 @@ KNOWN = {
             expert_width=2048,
             shared_width=2048,
             dense_layers=3,
-            router_bias=True,
             latent=Latent(1536, 512, 128, 64, 128),
             expert_nodes=4,
             ahead=1,

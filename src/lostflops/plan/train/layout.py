@@ -53,6 +53,11 @@ class Layout:
         return 2 if self.schedule == "dualpipe" and self.pipeline > 1 else 1
 
     @property
+    def splits(self) -> bool:
+        """Whether ranks share the model or a sequence, and do not only process sequences of their own."""
+        return self.tensor * self.pipeline * self.context * self.expert > 1
+
+    @property
     def keeps_gathered(self) -> bool:
         """Whether sharded weights are gathered once per step: pipelines keep them for all microbatches."""
         return self.stage >= 3 and self.pipeline > 1
@@ -158,8 +163,9 @@ def stage_weights(shape: Shape, layout: Layout, stage: int) -> Iterator[Weight]:
 
 def _of_stage(shape: Shape, layout: Layout, stage: int) -> Iterator[Weight]:
     last = stage == layout.pipeline - 1
-    if stage == 0 or (last and shape.tied):
-        yield from (held(weight, layout.tensor, layout.expert) for weight in shape.before())
+    # A tied head is the embedding once more; positions and what else is there are for the first stage.
+    before = shape.before() if stage == 0 else shape.before()[:1] if last and shape.tied else ()
+    yield from (held(weight, layout.tensor, layout.expert) for weight in before)
     for number in stage_layers(shape, layout, stage):
         yield from held_layer(shape, layout, number)
     if last:
