@@ -8,12 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from lostflops.plan import model_config
+from lostflops.errors import BadOption
+from lostflops.plan import hardware, model_config
 from lostflops.plan.models import named
+from lostflops.plan.serve import inference, kv_cache
 from lostflops.plan.shape import elements
-from lostflops.plan.train import static_memory
-from lostflops.plan.train.layout import Layout, stage_weights
+from lostflops.plan.train import activation_memory, calibration, static_memory
+from lostflops.plan.train.job import Prediction
+from lostflops.plan.train.layout import Layout, Sharding, stage_weights
 from lostflops.plan.train.static_memory import OPTIMIZERS, Lora
+from planned import job
 
 ADAM = OPTIMIZERS["adam"]
 
@@ -90,3 +94,87 @@ def test_zero_3_gathers_a_head_that_is_larger_than_layers() -> None:
     # Llama-3-70B's head has 1,050,673,152 weights and a layer 855,654,400: three times those is more.
     large = static_memory.communication(replace(named("llama-3-70b")), here, 0, ADAM, 1)
     assert large.bytes == max(4 * 1_050_673_152 + 2 * 855_654_400, 6 * 855_654_400)
+
+
+@pytest.mark.parametrize(
+    ("model", "lora", "width"),
+    [
+        # fp32 copy of the final norm's input, what is normalised, and the head's input.
+        ("llama-3-8b", None, 4 + 2 + 2),
+        # A frozen norm and head need neither of the last two: measured on transformers' Llama with PEFT.
+        ("llama-3-8b", Lora(), 4),
+        # LayerNorm reads its 16-bit input again.
+        ("gpt2", None, 2 + 2),
+        ("gpt2", Lora(), 2),
+    ],
+)
+def test_before_the_head_is_saved_what_its_gradients_need(model: str, lora: Lora | None, width: int) -> None:
+    shape = named(model)
+    assert activation_memory.head_saved(shape, 10, Layout(), lora) == 10 * width * shape.hidden
+
+
+def test_a_gelu_of_single_operations_saves_five_tensors() -> None:
+    """transformers' GPT-2: x, its cube's input, tanh, half of x, and the product (measured: 5 x 4h)."""
+    shape, fused = named("gpt2"), replace(named("gpt2"), composed=False)
+    more = activation_memory.layer_bytes(shape, 0, 10, Layout()) - activation_memory.layer_bytes(
+        fused, 0, 10, Layout()
+    )
+    assert more == 10 * 3 * 2 * 4 * 768
+    compiled = activation_memory.Kernels(fused=True)
+    assert activation_memory.layer_bytes(shape, 0, 10, Layout(), None, compiled) == (
+        activation_memory.layer_bytes(fused, 0, 10, Layout(), None, compiled)
+    )
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 8, "vocab_size": 320}
+    for activation, composed in (({}, True), ({"activation_function": "gelu"}, False)):
+        read = model_config.from_config(json.dumps(config | activation).encode(), "x")
+        assert read.composed is composed
+
+
+def test_tensor_ranks_that_share_a_key_value_head_each_keep_it() -> None:
+    """Llama-3-70B has 8 of 64: on 16 ranks a rank keeps one of keys and one of values, 2 x 128 x 2 bytes."""
+    shape = named("llama-3-70b")
+    each = {s.name: s for s in activation_memory.layer(shape, 0)}
+    kept = activation_memory.layer_bytes(shape, 0, 10, Layout(16, 16))
+    split = sum(s.per_token for s in each.values() if s.split) - 2 * 2 * 8 * 128
+    whole = sum(s.per_token for s in each.values() if not s.split)
+    assert kept == 10 * (whole + split // 16 + 2 * 2 * 128)
+
+
+@pytest.mark.parametrize(
+    ("model", "size"),
+    # Cross attention caches the encoder's tokens and the decoder's own theirs, on 12 layers each.
+    [("t5-base", 2 * 12 * 768 * 2), ("bert-base", 0), ("vit-base", 0), ("gpt2", 2 * 12 * 768 * 2)],
+)
+def test_an_encoder_caches_nothing(model: str, size: int) -> None:
+    assert kv_cache.per_token(named(model)) == size
+
+
+def test_an_encoder_alone_is_not_served() -> None:
+    asked = inference.Serving(
+        named("bert-base"), hardware.gpu("h100"), hardware.link("pcie5"), Layout(), 5, 7
+    )
+    with pytest.raises(BadOption, match="bert-base is an encoder, which generates no tokens"):
+        inference.Served(asked)
+
+
+def test_the_bytes_of_a_logit_are_the_ones_that_are_counted() -> None:
+    """PyTorch's loss_parallel needs 18 bytes a word where tensor ranks split the logits, others 14."""
+    each: list[tuple[Sharding, int]] = [("fsdp2", 18), ("zero-1", 14)]
+    for sharding, size in each:
+        asked = job("llama-3-8b", layout=Layout(4, 2, sharding=sharding), sequence=64)
+        loss = next(moment for moment in Prediction(asked).moments if moment.name == "loss")
+        part = next(part for part in loss.parts if part.name == "logits and loss")
+        assert part.bytes == size * 64 * 128_256 // 2
+        assert part.why == f"64 tokens, {size} bytes per word of 128,256"
+
+
+@pytest.mark.parametrize("checkpointing", activation_memory.CHECKPOINTINGS)
+def test_every_way_of_checkpointing_takes_the_rate_of_a_run(
+    checkpointing: activation_memory.Checkpointing,
+) -> None:
+    asked = job("llama-3-8b", checkpointing=checkpointing)
+    done = calibration.operations(asked)
+    none = calibration.operations(replace(asked, checkpointing="none"))
+    assert (done > none) is (checkpointing != "none")
+    full = calibration.operations(replace(asked, checkpointing="full"))
+    assert done <= full

@@ -163,6 +163,8 @@ def _known_names(written: dict[str, Any]) -> dict[str, Any]:
         found.setdefault("attention_bias", True)
     if kind in ("gpt2", "falcon") and isinstance(found.get("hidden_size"), int):
         found["intermediate_size"] = found.get("intermediate_size") or 4 * found["hidden_size"]
+    if kind == "gpt2":
+        found.setdefault("activation_function", "gelu_new")
     if kind == "t5" and found.get("num_hidden_layers") is not None:
         found["num_decoder_layers"] = found.get("num_decoder_layers") or found["num_hidden_layers"]
     if kind == "gemma3_text":

@@ -360,15 +360,18 @@ def _moments(training: Training, stage: int) -> Iterator[Moment]:
     live = [MemoryPart("one layer recomputed", live_bytes, "while its backward runs")] if live_bytes else []
     if stage == t.layout.pipeline - 1:
         head = MemoryPart(
-            "head's input", activation_memory.head_saved(t.shape, tokens, t.layout), "final norm"
+            "head's input", activation_memory.head_saved(t.shape, tokens, t.layout, t.lora), "final norm"
         )
         answers = t.microbatch if t.shape.patch else tokens  # an image's class comes of one token
         size = activation_memory.logits(t.shape, answers, t.layout, fused=t.fused_loss)
+        each = activation_memory.logit_bytes(t.layout)
         word, of = ("class", "images") if t.shape.patch else ("word", "tokens")
         how = f"{answers:,} {of}"
         if t.fused_loss and answers > activation_memory.LOSS_SLICE:
             how = f"{activation_memory.LOSS_SLICE:,} tokens at a time"
-        logits = MemoryPart("logits and loss", size, f"{how}, 14 bytes per {word} of {t.shape.vocabulary:,}")
+        logits = MemoryPart(
+            "logits and loss", size, f"{how}, {each} bytes per {word} of {t.shape.vocabulary:,}"
+        )
         yield Moment("loss", stage, (*early, *always, *saved, head, logits))
     yield Moment("backward begins", stage, (*early, *always, *saved, *live))
     yield Moment("backward ends", stage, (*static, *always, *_last(t, stage), *live))
