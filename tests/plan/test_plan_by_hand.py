@@ -38,9 +38,9 @@ PER_TOKEN = [
     (SMALL, Kernels(), 1032, 1440),
     # norms' inputs 256, statistics 8, inputs 128 + 128; 3 x 128, 32, gate and up 512, product 256.
     (SMALL, Kernels(fused=True), 520, 1184),
-    # norms 776, input 128, router 24, two copies of the input 256, two outputs 256; 3 x 128, 32, two experts'
-    # gate, SiLU and up 384 and products 128.
-    (EXPERTS, Kernels(), 1440, 928),
+    # norms 776, input 128, the router's 128, its scores 24, two copies of the input 256, two outputs 256;
+    # 3 x 128, 32, two experts' gate, SiLU and up 384 and products 128.
+    (EXPERTS, Kernels(), 1568, 928),
     # norms' inputs 256, statistics 16, masks 128, inputs 128 + 128; keys and values 256, queries and output
     # 256, log-sum-exp 32, the activation's input 256 and output 256.
     (GPT, Kernels(fused=True), 656, 1056),
@@ -57,6 +57,9 @@ def test_activations_are_split_where_tensor_ranks_split_them(
 ) -> None:
     here = Layout(gpus=tensor, tensor=tensor, sequence_parallel=sequence_parallel)
     expected = 16 * ((whole + split) // tensor if sequence_parallel else whole + split // tensor)
+    # Keys and values are 2 x 2 x 8 bytes a head: of four heads, each of eight ranks keeps a whole one.
+    heads = shape.kv_heads
+    expected += 16 * 32 * (heads // min(tensor, heads)) - 16 * 32 * heads // tensor
     assert activation_memory.layer_bytes(shape, 0, 16, here, None, kernels) == expected
 
 
@@ -201,7 +204,8 @@ def buffers(optimizer: str = "adam", lora: Lora | None = None, **more: Any) -> s
 
 def test_buffers_of_communication() -> None:
     """Two buckets of all gradients; two gathered layers and one's gradients; hidden states of 16 tokens."""
-    assert buffers() == buffers(gpus=2) == static_memory.MemoryPart("communication buffers", 0, "none")
+    assert buffers() == static_memory.MemoryPart("communication buffers", 0, "none")
+    assert buffers(gpus=2).bytes == 2 * COUNT  # DDP's
     assert buffers(gpus=2, sharding="zero-1").bytes == 2 * 2 * COUNT
     assert buffers("adam-fp32-gradients", gpus=2, sharding="zero-2").bytes == 2 * 4 * COUNT
     assert buffers(gpus=1, sharding="zero-1").bytes == 0
@@ -557,8 +561,8 @@ def test_each_verdict_on_training() -> None:
     assert verdict(job("llama-3-8b", layout=Layout(gpus=8, sharding="fsdp2"))).startswith(
         "It fits as it is, with"
     )
-    assert verdict(EIGHT).startswith("It does not fit as it is: 1,046.0 GB over. The fastest way: ")
-    assert "8-bit Adam, 61.0 GB per GPU; with the same optimizer: " in verdict(EIGHT)
+    assert verdict(EIGHT).startswith("It does not fit as it is: 1,187.2 GB over. The fastest way: ")
+    assert "8-bit Adam, 61.8 GB per GPU; with the same optimizer: " in verdict(EIGHT)
     assert "offload the optimizer" in verdict(EIGHT).partition("same optimizer")[2]
     one = verdict(replace(EIGHT, layout=Layout()))
     assert "Nothing that was tried fits on 1 GPU. The fastest way: 4 GPUs + " in one
@@ -583,7 +587,7 @@ def test_another_optimizer_is_the_headline_only_where_it_saves_much() -> None:
     eight = job("mixtral-8x7b", "mi300x", layout=Layout(gpus=8))
     mixtral = rank(replace(eight, gpu=hardware.gpu("mi300x")))
     assert mixtral.headline.changes == ("ZeRO stage 3",)
-    assert "The fastest way with the same optimizer: ZeRO stage 3, 138.1 GB per GPU; " in mixtral.verdict
+    assert "The fastest way with the same optimizer: ZeRO stage 3, 139.1 GB per GPU; " in mixtral.verdict
     assert mixtral.verdict.endswith("ZeRO stage 3 + 8-bit Adam is 2.9% faster.")
     first, second = mixtral.ways[:2]  # as fast within a hundredth: Adam's before Adafactor
     assert first.changes[-1] == "8-bit Adam" and second.changes[-1] == "Adafactor"
@@ -606,7 +610,7 @@ def test_unified_memory_is_never_the_headline() -> None:
 
 
 def test_eight_h100_train_70b_with_zero_3_checkpointing_and_8_bit_adam() -> None:
-    """6 bytes of 70,553,706,496 parameters over 8 are 52.9 GB, moments' scales 0.28; the peak is 61 GB."""
+    """6 bytes of 70,553,706,496 parameters over 8 are 52.9 GB, moments' scales 0.28; the peak is 62 GB."""
     asked = replace(
         EIGHT,
         layout=Layout(gpus=8, sharding="zero-3"),
@@ -614,7 +618,7 @@ def test_eight_h100_train_70b_with_zero_3_checkpointing_and_8_bit_adam() -> None
         checkpointing="full",
     )
     now = Prediction(asked)
-    assert now.fits and now.peak.bytes / 1e9 == pytest.approx(61.1, abs=0.05)
+    assert now.fits and now.peak.bytes / 1e9 == pytest.approx(61.88, abs=0.05)
     static = sum(part.bytes for part in static_memory.parts(asked.shape, asked.layout, 0, asked.optimizer))
     assert static / 1e9 == pytest.approx(6 * 70.553706 / 8 + 70.553706 / 8 / 32, rel=1e-4)
     names = {frozenset(way.changes) for way in rank(EIGHT, most=100).ways}

@@ -163,6 +163,8 @@ def _known_names(written: dict[str, Any]) -> dict[str, Any]:
         found.setdefault("attention_bias", True)
     if kind in ("gpt2", "falcon") and isinstance(found.get("hidden_size"), int):
         found["intermediate_size"] = found.get("intermediate_size") or 4 * found["hidden_size"]
+    if kind == "gpt2":
+        found.setdefault("activation_function", "gelu_new")
     if kind == "t5" and found.get("num_hidden_layers") is not None:
         found["num_decoder_layers"] = found.get("num_decoder_layers") or found["num_hidden_layers"]
     if kind == "gemma3_text":
@@ -280,7 +282,7 @@ def _shape(config: Config, kind: str, name: str, kv: int) -> Shape:
         else config.shared_expert_intermediate_size or 0,
         shared_gate=kind == "qwen2_moe",
         dense_layers=min(config.first_k_dense_replace or 0, config.num_hidden_layers) if experts else 0,
-        router_bias=kind in ("deepseek_v3", "gpt_oss") and experts > 0,
+        router_bias=kind == "gpt_oss" and experts > 0,  # DeepSeek-V3's is a buffer, which nothing trains
         latent=latent,
         window=window,
         unwindowed=unwindowed,

@@ -39,7 +39,15 @@ def gpt2(config: Config, name: str) -> Shape:
     if config.add_cross_attention:
         raise BadModel(name, "its layers have cross attention, and this knows GPT-2 as a decoder alone")
     positions = config.max_position_embeddings or 1024
-    return _plain(config, name, **BIASES, dropout=True, positions=positions, longest=positions)
+    return _plain(
+        config,
+        name,
+        **BIASES,
+        dropout=True,
+        positions=positions,
+        longest=positions,
+        composed=config.activation_function == "gelu_new",
+    )
 
 
 def vit(config: Config, name: str) -> Shape:

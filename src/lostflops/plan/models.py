@@ -13,10 +13,13 @@ from lostflops.plan.shape import BIASES, PLAIN, Latent, Shape, whole_every
 
 
 def _gpt(name: str, h: int, layers: int, heads: int, vocabulary: int, positions: int) -> Shape:
-    """GPT as OpenAI and Megatron have it: LayerNorm, biases, learned positions, a tied head, dropout."""
+    """GPT as OpenAI and Megatron have it: LayerNorm, biases, learned positions, a tied head, dropout.
+
+    Those of transformers, which are called `gpt2`, have a GELU of single operations.
+    """
     return Shape(
         name, h, 4 * h, layers, heads, heads, h // heads, vocabulary, tied=True, **BIASES, **PLAIN,
-        dropout=True, positions=positions, longest=positions,
+        dropout=True, positions=positions, longest=positions, composed=name.startswith("gpt2"),
     )  # fmt: skip
 
 
@@ -257,7 +260,6 @@ KNOWN = {
             expert_width=2048,
             shared_width=2048,
             dense_layers=3,
-            router_bias=True,
             latent=Latent(1536, 512, 128, 64, 128),
             expert_nodes=4,
             ahead=1,

@@ -93,6 +93,7 @@ class Shape:
     gated: bool = True  # a gate beside the feed-forward's first matrix
     layer_norm: bool = False  # norms with mean and bias
     mlp_bias: bool = False
+    composed: bool = False  # a GELU of single operations, each of which saves what it reads
     relu: bool = False  # in place of GELU: its result is all that it saves
     dropout: bool = False  # behind attention and feed-forward, as GPT was trained
     norms: int = 2  # of a layer's hidden states
@@ -132,6 +133,11 @@ class Shape:
     def crosses(self, layer: int) -> bool:
         """Whether a layer reads an encoder's states."""
         return 0 < self.encoder_layers <= layer
+
+    @property
+    def caching(self) -> int:
+        """How many layers cache keys and values: a decoder's, which caches an encoder's tokens across."""
+        return self.layers - self.encoder_layers if self.causal else 0
 
     @property
     def windowed(self) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from lostflops.errors import BadOption
 from lostflops.plan.hardware import STREAMED, Gpu, LinkCard
 from lostflops.plan.shape import Shape, Weight, elements
 from lostflops.plan.train import layout
@@ -70,6 +71,11 @@ class Served:
 
     def __init__(self, serving: Serving) -> None:
         layout.check(serving.shape, serving.layout, serving.prompt)
+        if not serving.shape.causal:
+            raise BadOption(
+                f"{serving.shape.name} is an encoder, which generates no tokens.",
+                "plan a model that does, or its training with `plan train`.",
+            )
         self.serving = serving
 
     @property

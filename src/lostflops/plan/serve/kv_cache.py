@@ -11,8 +11,8 @@ def per_token(shape: Shape, bytes_each: int = 2) -> int:
     Layers with a window let go of tokens behind it: `Shape.seen` counts those that are kept.
     """
     if shape.latent:
-        return shape.layers * (shape.latent.key_value + shape.latent.rotary) * bytes_each
-    return 2 * shape.layers * shape.kv_heads * shape.head_size * bytes_each
+        return shape.caching * (shape.latent.key_value + shape.latent.rotary) * bytes_each
+    return 2 * shape.caching * shape.kv_heads * shape.head_size * bytes_each
 
 
 def reload_seconds(shape: Shape, tokens: int, into: float) -> float:

@@ -12,7 +12,7 @@ bytes per token and width, and 5 per token, token and head where scores are kept
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from lostflops.plan.shape import Shape, Weight
@@ -49,6 +49,7 @@ class SavedTensor:
     name: str
     per_token: int
     split: bool
+    at_most: int = 0  # into so many pieces, where ranks beyond them hold one twice
     gathered: bool = False  # from all tensor ranks, for a product whose weight is split along its outputs
 
 
@@ -89,14 +90,17 @@ def _attention(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[Sa
     else:
         kv = shape.kv_heads * shape.head_size
         if shape.query_key_norm:
-            yield SavedTensor("statistics of queries and keys", 4 * (shape.heads + shape.kv_heads), True)
-            if kernels.fused:
-                yield SavedTensor("queries and keys before their norms", 2 * (q + kv), True)
-            else:
-                yield SavedTensor("fp32 copies of queries and keys", 4 * (q + kv), True)
-                if not lora:
-                    yield SavedTensor("normalised queries and keys", 2 * (q + kv), True)
-        yield SavedTensor("keys and values", 2 * 2 * kv, True)
+            for name, heads, width, pieces in (
+                ("queries", shape.heads, q, 0), ("keys", shape.kv_heads, kv, shape.kv_heads)
+            ):  # fmt: skip
+                yield SavedTensor(f"statistics of {name}", 4 * heads, True, pieces)
+                if kernels.fused:
+                    yield SavedTensor(f"{name} before their norm", 2 * width, True, pieces)
+                else:
+                    yield SavedTensor(f"fp32 copies of {name}", 4 * width, True, pieces)
+                    if not lora:
+                        yield SavedTensor(f"normalised {name}", 2 * width, True, pieces)
+        yield SavedTensor("keys and values", 2 * 2 * kv, True, shape.kv_heads)
     yield SavedTensor("queries", 2 * q, True)
     yield SavedTensor("attention output", 2 * value, True)
     if kernels.scores:
@@ -109,13 +113,15 @@ def _attention(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[Sa
 def _across(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[SavedTensor]:
     """Of attention to an encoder, whose states all layers of a decoder share."""
     for saved in _attention(shape, lora, kernels):
-        yield SavedTensor(f"cross attention's {saved.name}", saved.per_token, saved.split)
+        yield replace(saved, name=f"cross attention's {saved.name}", gathered=False)
 
 
 def _mixer(shape: Shape, number: int, lora: Lora | None, kernels: Kernels) -> Iterator[SavedTensor]:
     if shape.is_dense(number):
         yield from _mlp(shape, shape.feed_forward, lora, kernels)
         return
+    if not lora and not shape.shared_width:  # a shared expert saves it too
+        yield SavedTensor("input of the router", 2 * shape.hidden, False)
     yield SavedTensor("router scores", (2 + 4) * shape.experts, False)
     if shape.shared_width:
         yield from _mlp(shape, shape.shared_width, lora, kernels)
@@ -130,7 +136,8 @@ def _mlp(shape: Shape, width: int, lora: Lora | None, kernels: Kernels) -> Itera
     if shape.relu:  # it saves its result, which is the input of down
         pass
     elif not shape.gated:
-        yield SavedTensor("input of the activation", 2 * width, True)
+        count = 4 if shape.composed and not kernels.fused else 1
+        yield SavedTensor("input of the activation", count * 2 * width, True)
     elif kernels.fused:
         yield SavedTensor("gate, up", 2 * 2 * width, True)
     else:
@@ -173,14 +180,30 @@ def layer_bytes(
     """Bytes that one layer keeps of `tokens` tokens on one tensor-parallel rank."""
     saved = layer(shape, number, lora, kernels)
     return sum(
-        _local(s.per_token, tokens, layout, split=s.split, gathered=s.gathered and not kernels.fused)
+        _local(
+            s.per_token,
+            tokens,
+            layout,
+            split=s.split,
+            gathered=s.gathered and not kernels.fused,
+            at_most=s.at_most,
+        )
         for s in saved
     )
 
 
-def _local(per_token: int, tokens: int, layout: Layout, *, split: bool, gathered: bool = False) -> int:
+def _local(
+    per_token: int,
+    tokens: int,
+    layout: Layout,
+    *,
+    split: bool,
+    gathered: bool = False,
+    at_most: int = 0,
+) -> int:
     whole = gathered and layout.whole_inputs
     ranks = layout.tensor if (split or layout.sequence_parallel) and not whole else 1
+    ranks = min(ranks, at_most or ranks)
     return -(-per_token * tokens // ranks)
 
 
@@ -241,11 +264,22 @@ def recomputed_bytes(
     return layer_bytes(shape, number, tokens, layout, lora, kernels) - there
 
 
-def head_saved(shape: Shape, tokens: int, layout: Layout) -> int:
-    """The final norm and the input of the head: fp32 copy, normalised, result."""
+def head_saved(shape: Shape, tokens: int, layout: Layout, lora: Lora | None = None) -> int:
+    """The final norm and the input of the head: fp32 copy, normalised, result. Frozen, they need the first.
+
+    LayerNorm reads its 16-bit input again. A head with a transform saves what each step of that reads.
+    """
+    if lora:
+        return _local((2 if shape.layer_norm else 4) * shape.hidden, tokens, layout, split=False)
     if layout.whole_inputs:
         return _local(6 * shape.hidden, tokens, layout, split=False) + 2 * shape.hidden * tokens
-    return _local(4 * 2 * shape.hidden, tokens, layout, split=False)
+    plain = shape.layer_norm and not shape.transform
+    return _local((2 if plain else 4) * 2 * shape.hidden, tokens, layout, split=False)
+
+
+def logit_bytes(layout: Layout) -> int:
+    """Bytes per token and word of the loss at its worst moment."""
+    return LOSS_PARALLEL_PEAK if layout.by_pytorch and layout.tensor > 1 else LOGITS_PEAK
 
 
 def logits(shape: Shape, tokens: int, layout: Layout, *, fused: bool) -> int:
@@ -254,8 +288,7 @@ def logits(shape: Shape, tokens: int, layout: Layout, *, fused: bool) -> int:
     A fused loss makes the logits a slice of `LOSS_SLICE` tokens at a time.
     """
     some = min(tokens, LOSS_SLICE) if fused else tokens
-    peak = LOSS_PARALLEL_PEAK if layout.by_pytorch and layout.tensor > 1 else LOGITS_PEAK
-    return -(-peak * some * shape.vocabulary // layout.tensor)
+    return -(-logit_bytes(layout) * some * shape.vocabulary // layout.tensor)
 
 
 def rotary(shape: Shape, sequence: int) -> int:

@@ -42,7 +42,7 @@ def settings(training: Training) -> tuple[FrameworkSettings, ...]:
     """Of every framework that has the layout of the job."""
     layout = training.layout
     found: list[FrameworkSettings] = []
-    if layout.tensor * layout.pipeline * layout.context * layout.expert == 1:
+    if not layout.splits:
         found += [_trainer(training), _accelerate(training)]
         if not _by_fsdp(training):
             found.append(_deepspeed(training))

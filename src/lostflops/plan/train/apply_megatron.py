@@ -19,9 +19,8 @@ def has(training: Training) -> bool:
     t, here, shape = training, training.layout, training.shape
     decoder = shape.causal and not shape.encoder_layers and shape.norms == 2
     other = shape.parallel or shape.relu or shape.sinks or shape.chunked or shape.embedding_norm
-    splits = here.tensor * here.pipeline * here.expert * here.context > 1
     return (
-        splits and decoder and not other and here.stage <= 1 and here.schedule in ("1f1b", "interleaved")
+        here.splits and decoder and not other and here.stage <= 1 and here.schedule in ("1f1b", "interleaved")
         and t.lora is None and t.optimizer.master == 4 and not t.optimizer_away and not t.offloaded
         and t.checkpointing in ("none", "full")
         and (here.chunks == 1 or t.microbatches % here.pipeline == 0)  # a rest waits for a full group

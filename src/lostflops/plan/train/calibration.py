@@ -13,7 +13,7 @@ from statistics import median
 from lostflops.errors import BadOption
 from lostflops.plan import hardware
 
-from . import layer_time, layout
+from . import activation_memory, layer_time, layout
 from .job import Prediction, Training, local_tokens
 
 ENOUGH = 3  # steps
@@ -56,7 +56,10 @@ def operations(training: Training) -> float:
         work = layer_time.work(t.shape, number, t.layout, t.sequence, t.microbatch, t.lora, t.executed)
         forward = layer_time.forward(work, unit, t.layout, fp8=t.fp8).compute
         total += forward + layer_time.backward(work, unit, t.layout, fp8=t.fp8, reduces=False).compute
-        total += {"none": 0.0, "selective": forward - work.attention, "full": forward}[t.checkpointing]
+        kept = activation_memory.recomputed_share(t.shape, number) * work.linear
+        total += {"none": 0.0, "alternate": kept, "selective": forward - work.attention, "full": forward}[
+            t.checkpointing
+        ]
     head = 2 * t.shape.vocabulary * t.shape.hidden * local_tokens(t) / t.layout.tensor
     total += head * (3 if t.lora is None else 2)
     return total * t.microbatches / t.layout.pipeline

@@ -7,7 +7,7 @@ backward's first and last layer, and the update. What is summed at the worst of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -15,7 +15,7 @@ from lostflops.errors import BadOption
 from lostflops.plan.hardware import Gpu, LinkCard
 from lostflops.plan.shape import Shape, elements
 
-from . import activation_memory, fragments, layer_time, layout, static_memory
+from . import activation_memory, exchanged, fragments, layer_time, layout, static_memory
 from .activation_memory import Checkpointing, Kernels
 from .layout import Layout
 from .static_memory import Lora, MemoryPart, Optimizer
@@ -197,7 +197,7 @@ class Prediction:
     @property
     def attention_share(self) -> float:
         """Of a layer's operations forward, what attention takes: it grows with the sequence."""
-        work = _work(self.training, self.training.shape.layers - 1)
+        work = exchanged.work(self.training, self.training.shape.layers - 1)
         return work.attention / (work.attention + work.linear)
 
     @property
@@ -297,7 +297,7 @@ def _states_away(training: Training, stage: int) -> int:
         return 0
     parts = static_memory.parts(t.shape, t.layout, stage, t.optimizer, t.lora)
     states = sum(part.bytes for part in parts if part.name == "optimizer states")
-    return states + (4 * _updated(t, stage) if "gradients" in _away_with_optimizer(t) else 0)
+    return states + 4 * updated(t, stage)
 
 
 def _away_with_optimizer(training: Training) -> tuple[str, ...]:
@@ -305,11 +305,16 @@ def _away_with_optimizer(training: Training) -> tuple[str, ...]:
     return ("optimizer states", "gradients") if training.layout.stage >= 2 else ("optimizer states",)
 
 
-def _updated(training: Training, stage: int) -> int:
-    """Parameters that one rank updates."""
+def updated(training: Training, stage: int) -> int:
+    """Parameters that one rank updates: its shard of experts is of the ranks with the same ones."""
     t = training
-    own = t.layout.replicas * t.layout.copies if t.layout.stage >= 1 else 1
-    return -(-elements(static_memory.trained(t.shape, t.layout, stage, t.lora)) // own)
+    here, trained = t.layout, static_memory.trained(t.shape, t.layout, stage, t.lora)
+    if not here.stage:
+        return elements(trained)
+    return sum(
+        static_memory.shard(elements([w for w in trained if w.expert == of_experts]), ranks * here.copies)
+        for of_experts, ranks in ((False, here.replicas), (True, here.expert_replicas))
+    )
 
 
 def _frozen_layer(training: Training, number: int) -> int:
@@ -355,15 +360,18 @@ def _moments(training: Training, stage: int) -> Iterator[Moment]:
     live = [MemoryPart("one layer recomputed", live_bytes, "while its backward runs")] if live_bytes else []
     if stage == t.layout.pipeline - 1:
         head = MemoryPart(
-            "head's input", activation_memory.head_saved(t.shape, tokens, t.layout), "final norm"
+            "head's input", activation_memory.head_saved(t.shape, tokens, t.layout, t.lora), "final norm"
         )
         answers = t.microbatch if t.shape.patch else tokens  # an image's class comes of one token
         size = activation_memory.logits(t.shape, answers, t.layout, fused=t.fused_loss)
+        each = activation_memory.logit_bytes(t.layout)
         word, of = ("class", "images") if t.shape.patch else ("word", "tokens")
         how = f"{answers:,} {of}"
         if t.fused_loss and answers > activation_memory.LOSS_SLICE:
             how = f"{activation_memory.LOSS_SLICE:,} tokens at a time"
-        logits = MemoryPart("logits and loss", size, f"{how}, 14 bytes per {word} of {t.shape.vocabulary:,}")
+        logits = MemoryPart(
+            "logits and loss", size, f"{how}, {each} bytes per {word} of {t.shape.vocabulary:,}"
+        )
         yield Moment("loss", stage, (*early, *always, *saved, head, logits))
     yield Moment("backward begins", stage, (*early, *always, *saved, *live))
     yield Moment("backward ends", stage, (*static, *always, *_last(t, stage), *live))
@@ -398,7 +406,8 @@ def _spans(training: Training, excess: int) -> Iterator[TimePart]:
         chunks = t.layout.chunks if t.layout.schedule == "interleaved" else 1
         others = [sum(s for _, s, _ in stage) for number, stage in enumerate(stages) if number != slowest]
         yield TimePart("pipeline bubble", round(_bubble(t, sum(others), sent, chunks) * 1e9), "pipeline")
-    yield from _reduction(t, slowest)
+    for name, seconds, bound in exchanged.once_per_step(t, slowest):
+        yield TimePart(name, round(seconds * 1e9), bound)
     if t.optimizer_away:
         yield from _update_on_host(t, slowest)
     else:
@@ -444,41 +453,18 @@ def _bubble(training: Training, others: float, sent: float, chunks: int) -> floa
 def _update_on_host(training: Training, stage: int) -> Iterator[TimePart]:
     """Gradients go out, the CPU updates what a rank holds of the optimizer, 16-bit weights come back."""
     t = training
-    count = _updated(t, stage)
+    count = updated(t, stage)
     copied = 2 * count / t.link.out + 2 * count / t.link.into
     yield TimePart("gradients out, weights in", round(copied * 1e9), "link")
     yield TimePart("optimizer update on the CPU", round(CPU_ADAM * count / CPU_ADAM_RATE * 1e9), "CPU")
 
 
 def _touched(training: Training, stage: int) -> int:
-    """Bytes that the update reads and writes: everything that is trained, once each way."""
+    """Bytes that the update reads and writes: a rank's shard of what is trained, once each way."""
     t = training
-    parts = static_memory.parts(t.shape, t.layout, stage, t.optimizer, t.lora)
+    here = replace(t.layout, sharding="zero-3") if t.layout.stage in (1, 2) else t.layout
+    parts = static_memory.parts(t.shape, here, stage, t.optimizer, t.lora)
     return 2 * sum(part.bytes for part in parts if part.name != "frozen base")
-
-
-def _reduction(training: Training, stage: int) -> Iterator[TimePart]:
-    """Gradients reduced once per step, as far as the last microbatch's backward does not hide it."""
-    t = training
-    if t.layout.replicas == 1 or (t.layout.stage >= 2 and not t.layout.keeps_gathered):
-        return
-    reduced = hidden = 0.0
-    for number in layout.stage_layers(t.shape, t.layout, stage):
-        done = _work(t, number)
-        reduced += layer_time.reduced_seconds(done, t.gpu, t.layout)
-        reduced += layer_time.gathered_once_seconds(done, t.gpu, t.layout)
-        back = layer_time.backward(done, t.gpu, t.layout, fp8=t.fp8, fine=t.fine, reduces=False)
-        hidden += max(back.compute, back.memory)
-    hidden *= t.overlapped
-    # The first layer's gradients come last and hide behind nothing.
-    layers = len(layout.stage_layers(t.shape, t.layout, stage))
-    yield TimePart("gradients reduced", round(max(reduced - hidden, reduced / layers) * 1e9), "network")
-
-
-def _work(training: Training, number: int) -> layer_time.LayerWork:
-    t = training
-    like = t.shape.like(number)
-    return layer_time.work(t.shape, like, t.layout, t.sequence, t.microbatch, t.lora, t.executed, fp8=t.fp8)
 
 
 def passes(training: Training, stage: int) -> tuple[layer_time.Cost, layer_time.Cost, float]:
@@ -486,9 +472,9 @@ def passes(training: Training, stage: int) -> tuple[layer_time.Cost, layer_time.
     t = training
     kinds = _kinds(t, stage)
     reduces = t.layout.stage >= 2 and not t.layout.keeps_gathered
-    there = [layer_time.forward(_work(t, n), t.gpu, t.layout, fp8=t.fp8, fine=t.fine) for n in kinds]
+    there = [layer_time.forward(exchanged.work(t, n), t.gpu, t.layout, fp8=t.fp8, fine=t.fine) for n in kinds]
     back = [
-        layer_time.backward(_work(t, n), t.gpu, t.layout, fp8=t.fp8, fine=t.fine, reduces=reduces)
+        layer_time.backward(exchanged.work(t, n), t.gpu, t.layout, fp8=t.fp8, fine=t.fine, reduces=reduces)
         for n in kinds
     ]
     if t.async_tensor:
@@ -516,7 +502,7 @@ def _recompute(training: Training, number: int, cost: layer_time.Cost) -> float:
         return 0.0
     if t.checkpointing == "full":
         return cost.seconds
-    done = _work(t, number)
+    done = exchanged.work(t, number)
     saved = layer_time.seconds(0, done.attention, t.gpu, fp8=False)
     if t.checkpointing == "alternate":
         again = activation_memory.recomputed_share(t.shape, number)
@@ -543,6 +529,7 @@ def _stage_seconds(training: Training, stage: int) -> list[tuple[str, float, str
     if again:
         found.append(("layers recomputed", layers * again, there.bound))
     found += _waiting(t, stage, there.seconds, back.seconds + again)
+    found += exchanged.of_ends(t, stage)
     if stage == t.layout.pipeline - 1:
         seconds, bound = _head(t)
         found.append(("head and loss", seconds, bound))

@@ -17,7 +17,7 @@ from lostflops.plan.shape import Shape, Weight, elements
 
 from .activation_memory import EAGER, Kernels, layer_bytes
 from .layout import Layout, held_layer
-from .static_memory import Lora, adapters
+from .static_memory import Lora, adapters, base_bytes
 
 COLLECTIVE = 0.8  # of the network's bandwidth: 235 of 300 GB/s on eight A100 (nccl-tests)
 FLASH_BACKWARD = 2.5  # of the forward's operations
@@ -29,6 +29,17 @@ RING = 0.37  # more time for blocks of attention that come round the ring (torch
 # whatever the microbatch; twice that backward. Calibrated: GPT of width 2,048 on one node of A100 (vTrain).
 STARTS = 316e-6
 DEQUANTISED = 3  # bytes written and read again for each weight of a 4-bit base, in 16 bits, beside its half
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """Bytes of a number on the network: of a weight that is gathered, and of a gradient that is reduced."""
+
+    weight: int = 2
+    gradient: int = 2
+
+
+SIXTEEN_BITS = Exchanged()
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,7 @@ class LayerWork:
     experts_gathered: float = 0.0
     experts_reduced: float = 0.0
     experts_gathered_once: float = 0.0
+    context_bytes: float = 0.0  # keys and values round a ring, forward; with their gradients twice that back
     dequantised: float = 0.0  # to make 16-bit weights of 4-bit ones, in each pass
     scores: bool = False
 
@@ -148,6 +160,7 @@ def work(
     kernels: Kernels = EAGER,
     *,
     fp8: bool = False,
+    exchanged: Exchanged = SIXTEEN_BITS,
 ) -> LayerWork:
     """What a rank does for layer `number` and one microbatch of `sequences`."""
     share = layout.tensor * layout.context
@@ -170,10 +183,12 @@ def work(
         if shape.expert_nodes:
             copies = min(copies, shape.expert_nodes)
         expert = (1.5 if fp8 else 2) * hidden * copies * (layout.expert - 1) / layout.expert
-    gathered, once, reduced = _exchanged([w for w in mine if not w.expert], layout, layout.replicas, lora)
-    of_experts = _exchanged([w for w in mine if w.expert], layout, layout.expert_replicas, lora)
-    if layout.context > 1:  # keys and values travel round the ring
-        gathered += 4 * tokens * (layout.context - 1) * shape.kv_heads * shape.head_size / layout.tensor
+        if layout.sequence_parallel:
+            expert /= layout.tensor
+    own = [w for w in mine if not w.expert]
+    gathered, once, reduced = exchange(own, layout, layout.replicas, lora, exchanged)
+    experts = [w for w in mine if w.expert]
+    of_experts = exchange(experts, layout, layout.expert_replicas, lora, exchanged)
     whole, split = moved_bytes(shape, number, kernels)
     if layout.sequence_parallel:
         whole, split = 0, whole + split
@@ -193,18 +208,35 @@ def work(
         experts_reduced=of_experts[2],
         moved=tokens * (whole + split / layout.tensor),
         dequantised=DEQUANTISED * elements(quantised),
+        context_bytes=2 * tokens * (layout.context - 1) * _keys_and_values(shape, layout),
         scores=kernels.scores > 0,
     )
 
 
-def _exchanged(
-    weights: list[Weight], layout: Layout, ranks: int, lora: Lora | None
+def _keys_and_values(shape: Shape, layout: Layout) -> float:
+    """How wide a token's keys and values are on one tensor rank."""
+    if shape.latent:
+        return (shape.query_width + shape.value_width) / layout.tensor
+    return 2 * shape.kv_heads * shape.head_size / min(layout.tensor, shape.kv_heads)
+
+
+def exchange(
+    weights: list[Weight], layout: Layout, ranks: int, lora: Lora | None, exchanged: Exchanged
 ) -> tuple[float, float, float]:
-    """Bytes between ranks with the same weights: gathered per pass, gathered per step, gradients reduced."""
+    """Bytes between ranks with the same weights: gathered per pass, gathered per step, gradients reduced.
+
+    An all-reduce is a reduce-scatter and an all-gather. ZeRO's stages 1 and 2 scatter gradients, and gather
+    the weights that were updated: once per step, as a pipeline with sharded weights does.
+    """
     ring = (ranks - 1) / ranks
-    trained = elements(adapters(weights, lora)) if lora else elements(weights)
-    whole = 2 * elements(weights) * ring if layout.stage >= 3 else 0.0
-    reduced = 2 * trained * ring * (1 if layout.stage >= 2 else 2)
+    learning = adapters(weights, lora) if lora else weights
+    trained = elements(learning) * ring
+    reduced = exchanged.gradient * trained * (1 if layout.stage else 2)
+    if layout.stage < 3:
+        return 0.0, exchanged.weight * trained if layout.stage else 0.0, reduced
+    whole = exchanged.weight * trained
+    if lora:
+        whole += base_bytes(weights, lora) * ring
     return (0.0, whole, reduced) if layout.keeps_gathered else (whole, 0.0, reduced)
 
 
@@ -276,7 +308,9 @@ def backward(
     return Cost(
         compute,
         2 * work.memory / gpu.memory_bandwidth,
-        gathered_seconds(work, gpu, layout) + (reduced_seconds(work, gpu, layout) if reduces else 0),
+        gathered_seconds(work, gpu, layout)
+        + work.context_bytes / between_replicas(gpu, layout)
+        + (reduced_seconds(work, gpu, layout) if reduces else 0),
         _exposed(work, gpu, layout, compute),
     )
 
@@ -300,10 +334,9 @@ def _waiting_for_experts(work: LayerWork, gpu: Gpu, layout: Layout, compute: flo
 
 
 def gathered_seconds(work: LayerWork, gpu: Gpu, layout: Layout) -> float:
-    """Of sharded weights, in each pass."""
-    return work.gathered_bytes / between_replicas(gpu, layout) + work.experts_gathered / between_replicas(
-        gpu, layout, layout.expert
-    )
+    """Of sharded weights in each pass, and of keys and values forward."""
+    mine = (work.gathered_bytes + work.context_bytes) / between_replicas(gpu, layout)
+    return mine + work.experts_gathered / between_replicas(gpu, layout, layout.expert)
 
 
 def reduced_seconds(work: LayerWork, gpu: Gpu, layout: Layout) -> float:
@@ -314,7 +347,7 @@ def reduced_seconds(work: LayerWork, gpu: Gpu, layout: Layout) -> float:
 
 
 def gathered_once_seconds(work: LayerWork, gpu: Gpu, layout: Layout) -> float:
-    """Of sharded weights that stay gathered for a step."""
+    """Of weights that are gathered once per step."""
     return work.gathered_once / between_replicas(gpu, layout) + work.experts_gathered_once / between_replicas(
         gpu, layout, layout.expert
     )

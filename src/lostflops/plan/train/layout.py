@@ -53,6 +53,11 @@ class Layout:
         return 2 if self.schedule == "dualpipe" and self.pipeline > 1 else 1
 
     @property
+    def splits(self) -> bool:
+        """Whether ranks share the model or a sequence, and do not only process sequences of their own."""
+        return self.tensor * self.pipeline * self.context * self.expert > 1
+
+    @property
     def keeps_gathered(self) -> bool:
         """Whether sharded weights are gathered once per step: pipelines keep them for all microbatches."""
         return self.stage >= 3 and self.pipeline > 1
@@ -156,14 +161,22 @@ def stage_weights(shape: Shape, layout: Layout, stage: int) -> Iterator[Weight]:
         yield from _of_stage(shape, layout, layout.pipeline - 1 - stage)
 
 
-def _of_stage(shape: Shape, layout: Layout, stage: int) -> Iterator[Weight]:
+def stage_ends(shape: Shape, layout: Layout, stage: int) -> tuple[list[Weight], list[Weight]]:
+    """What of a stage is before the first layer and behind the last, as one tensor rank holds it."""
     last = stage == layout.pipeline - 1
-    if stage == 0 or (last and shape.tied):
-        yield from (held(weight, layout.tensor, layout.expert) for weight in shape.before())
+    # A tied head is the embedding once more; positions and what else is there are for the first stage.
+    before = shape.before() if stage == 0 else shape.before()[:1] if last and shape.tied else ()
+    behind = shape.after() if last else ()
+    mine = ([held(weight, layout.tensor, layout.expert) for weight in some] for some in (before, behind))
+    return next(mine), next(mine)
+
+
+def _of_stage(shape: Shape, layout: Layout, stage: int) -> Iterator[Weight]:
+    before, behind = stage_ends(shape, layout, stage)
+    yield from before
     for number in stage_layers(shape, layout, stage):
         yield from held_layer(shape, layout, number)
-    if last:
-        yield from (held(weight, layout.tensor, layout.expert) for weight in shape.after())
+    yield from behind
 
 
 def held_layer(shape: Shape, layout: Layout, number: int) -> tuple[Weight, ...]:

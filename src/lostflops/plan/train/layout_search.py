@@ -42,8 +42,9 @@ class FoundLayout:
 def searchable(training: Training) -> bool:
     """Whether layouts are worth a search: a whole decoder is trained on several GPUs, and none was given."""
     here, shape = training.layout, training.shape
-    given = here.tensor * here.pipeline * here.expert * here.context > 1
-    return here.gpus > 1 and not given and not training.lora and shape.causal and not shape.encoder_layers
+    return (
+        here.gpus > 1 and not here.splits and not training.lora and shape.causal and not shape.encoder_layers
+    )
 
 
 def search(training: Training, most: int = 3) -> tuple[FoundLayout, ...]:

@@ -172,10 +172,9 @@ def _choices(training: Training) -> list[dict[str, Change]]:
     sharding: dict[str, Change] = {}
     if t.layout.replicas > 1:
         here = t.layout
-        split = here.tensor * here.pipeline * here.context * here.expert > 1
         for name, stage in (("zero-1", 1), ("zero-2", 2), ("zero-3", 3)):
             # Megatron shards states, torchtitan weights too; neither shards gradients alone.
-            if stage > here.stage and not (split and stage == 2):
+            if stage > here.stage and not (here.splits and stage == 2):
                 sharding[f"ZeRO stage {stage}"] = {"layout": replace(t.layout, sharding=name)}
     batch: dict[str, Change] = {}
     size = t.microbatch
@@ -302,7 +301,7 @@ def _roomy(way: Way) -> bool:
 def _replicated(way: Way) -> bool:
     """Whether nothing is split but the states that ZeRO and FSDP shard."""
     here = way.prediction.training.layout
-    return here.tensor * here.pipeline * here.expert * here.context == 1
+    return not here.splits
 
 
 def _faster(asked: Way, layouts: Sequence[Way]) -> str:

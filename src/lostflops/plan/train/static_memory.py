@@ -172,7 +172,12 @@ def parts(
 
 
 def _meaning(optimizer: Optimizer, lora: Lora | None) -> str:
-    return "fp32 moments of fp32 adapters" if lora and lora.fp32 else optimizer.meaning
+    if not lora or not lora.fp32:
+        return optimizer.meaning
+    if optimizer.factored:
+        return "fp32 rows and columns of fp32 adapters"
+    kind = "moments of one byte with scales" if optimizer.quantised else "fp32 moments"
+    return f"{kind} of fp32 adapters"
 
 
 def _over(layout: Layout, from_stage: int) -> str:
@@ -185,7 +190,9 @@ def _of(
 ) -> tuple[int, int, int]:
     count = elements(weights)
     if lora and lora.fp32:  # PEFT's fp32 adapters are their own master weights
-        return _sharded((4 * count, 4 * count, 8 * count), layout.stage, ranks)
+        kept = optimizer.moments * count + _scales(count, optimizer) if optimizer.quantised else 8 * count
+        kept = factored_states(weights) if optimizer.factored else kept
+        return _sharded((4 * count, 4 * count, kept), layout.stage, ranks)
     if layout.sharding == "fsdp2" and optimizer.master and lora is None:
         # FSDP2 shards fp32 weights, which are the master, and reduces gradients into fp32.
         moments = optimizer.moments * count
@@ -209,7 +216,10 @@ def communication(
     """Buffers that communication fills: unsharded layers, buckets, gathered hidden states."""
     total, said = 0, list[str]()
     if layout.replicas > 1:
-        if layout.keeps_gathered:
+        if layout.stage == 0 and not layout.splits:  # without gradient_as_bucket_view, as it is by default
+            total += gradient_bytes(optimizer, layout, lora) * elements(trained(shape, layout, stage, lora))
+            said.append("DDP's buckets, a copy of all gradients")
+        elif layout.keeps_gathered:
             held = elements(list(stage_weights(shape, layout, stage)))
             # With no more microbatches than stages a piece's backwards all come before the next piece's.
             pieces = layout.chunks if microbatches <= layout.pipeline else 1
@@ -217,14 +227,16 @@ def communication(
             one = " of one piece" if pieces > 1 else ""
             said.append(f"all gathered layers, and fp32 gradients{one} until they are reduced")
         elif layout.stage >= 3:
-            total += _unsharded(shape, layout, stage, lora)
-            said.append("two gathered layers" + ("" if lora else " and one layer's gradients"))
+            unsharded, what = _unsharded(shape, layout, stage, lora)
+            total += unsharded
+            said.append(what)
             if layout.by_pytorch:  # what no layer has is one group, which stays gathered
                 total += 2 * elements(ends(shape, layout))
                 said.append("embedding and head")
         elif layout.stage > 1 or (layout.stage and optimizer.gradients < 4):
             # Megatron's distributed optimizer reduces fp32 gradients where they lie.
-            total += 2 * min(BUCKET, elements(trained(shape, layout, stage, lora))) * optimizer.gradients
+            each = gradient_bytes(optimizer, layout, lora)
+            total += 2 * min(BUCKET, elements(trained(shape, layout, stage, lora))) * each
             said.append("two buckets of at most 5e8 elements")
     if layout.tensor > 1 and layout.sequence_parallel:
         total += 2 * tokens * shape.hidden
@@ -240,12 +252,25 @@ def ends(shape: Shape, layout: Layout) -> list[Weight]:
     return [held(weight, layout.tensor, layout.expert) for weight in (*shape.before(), *shape.after())]
 
 
-def _unsharded(shape: Shape, layout: Layout, stage: int, lora: Lora | None) -> int:
-    largest = 0
+def _unsharded(shape: Shape, layout: Layout, stage: int, lora: Lora | None) -> tuple[int, str]:
+    """What is whole at a time, at most: two layers, or the head beside one, and gradients of what is trained.
+
+    FSDP2 gathers the head with all else that no layer has, and that is counted apart.
+    """
+    layer = 0
     for number in shape.kinds(stage_layers(shape, layout, stage)):
         weights = held_layer(shape, layout, number)
-        if lora:
-            largest = max(largest, 2 * base_bytes(weights, lora))
-        else:
-            largest = max(largest, 3 * 2 * elements(weights))
-    return largest
+        layer = max(layer, base_bytes(weights, lora) if lora else 2 * elements(weights))
+    layers = (2 if lora else 3) * layer
+    head = 0 if layout.by_pytorch else 2 * max(weight.elements for weight in ends(shape, layout))
+    beside = (1 if lora else 2) * head + layer
+    if head and beside > layers:
+        return beside, f"the gathered head{'' if lora else ', its gradients'} and one gathered layer"
+    return layers, "two gathered layers" + ("" if lora else " and one layer's gradients")
+
+
+def gradient_bytes(optimizer: Optimizer, layout: Layout, lora: Lora | None) -> int:
+    """Bytes of a gradient's number where ranks reduce it: fp32 of fp32 adapters, and where FSDP2 reduces."""
+    if lora:
+        return 4 if lora.fp32 else optimizer.gradients
+    return 4 if layout.sharding == "fsdp2" and optimizer.master else optimizer.gradients
