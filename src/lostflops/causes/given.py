@@ -113,6 +113,7 @@ class Given:
     flops: Mapping[int, float] = field(default_factory=dict[int, float])
     in_checkpoints: int = 0
     in_long_pauses: int = 0
+    beside_work: int = 0  # what the busiest stream of each rank leaves free of all its steps, ns
     saving: pl.DataFrame = field(default_factory=SAVING.to_frame)
     updates: pl.DataFrame = field(default_factory=UPDATES.to_frame)
     beside: pl.DataFrame = field(default_factory=BESIDE.to_frame)
@@ -349,6 +350,7 @@ def gather(
         flops=dict(folded("flops", ASKED, lambda: asked_flops(trace, counted)).iter_rows()) if many else {},
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
+        beside_work=total("beside_work", lambda session, _: _beside_work(session)) if not on_host else 0,
         between_nodes=total("between_nodes", partial(_between_nodes, trace)) if not on_host else 0,
         # All kernels, so only where values are read at a cost.
         to_be_read=total("to_be_read", lambda _, counted: computed_to_be_read(trace, counted))
@@ -547,6 +549,11 @@ def _in_long_pauses(session: Session, counted: pl.DataFrame) -> int:
     length = pl.col("end") - pl.col("start")
     pauses = intervals.union(other.lazy(), ["rank"]).filter(length >= LONG)
     return int(pauses.select(length.sum()).collect().item() or 0)
+
+
+def _beside_work(session: Session) -> int:
+    streams = _table(session, "busiest_stream")
+    return 0 if streams is None else int(streams["beside"].sum())
 
 
 def _between_nodes(trace: Trace, session: Session, counted: pl.DataFrame) -> int:
