@@ -19,7 +19,18 @@ from lostflops.finding import Finding, milliseconds
 from .between_ranks.exposed import with_busy_links
 from .between_steps.slower_steps import join_paces
 from .copies import join_copies
-from .declared import MADE, OF_DEVICES, Made, Recommended, asking_for, edits, remedies, shortened_by, verdicts
+from .declared import (
+    MADE,
+    NO_EDIT,
+    OF_DEVICES,
+    Made,
+    Recommended,
+    asking_for,
+    edits,
+    remedies,
+    shortened_by,
+    verdicts,
+)
 from .gains import predicted
 from .given import READS, Given, gather
 from .host import join_host
@@ -122,7 +133,7 @@ def _advised(finding: Finding, given: Given) -> Finding:
 def _asked(finding: Finding, given: Given, edits: Mapping[str, str]) -> Finding:
     """The finding with the edit that removes it: of a late rank, that it is as the others."""
     if finding.edit:
-        return finding
+        return replace(finding, edit="") if finding.edit == NO_EDIT else finding
     if finding.rank is not None and finding.name != SLOW_LINK:
         return replace(finding, edit=f"even-ranks:{finding.rank}")
     edit = edits.get(finding.name, "")

@@ -17,7 +17,7 @@ from lostflops.finding import Finding, percent
 from lostflops.naming.host_causes import cause_of, causes_of
 from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
 from lostflops.recipes.idle.gaps import between_nodes
-from lostflops.recipes.idle.read_values import computed_to_be_read
+from lostflops.recipes.idle.read_values import computed_to_be_read, reads_values
 from lostflops.recipes.idle.updates import UPDATES, in_updates
 from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.recipes.transfers import lengthened
@@ -122,6 +122,8 @@ class Given:
     waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
     held_back: int = 0
     to_be_read: int = 0  # how long kernels run of which few lie between two waits of the CPU, ns
+    # Whether what the CPU waits for are values that it reads, and not copies to the GPU.
+    reads_values: bool = True
     surely_waited: int = 0
     # What stages gain per step without slow links, by a replay, ns; 0 where none knows.
     over_slow_links: int = 0
@@ -356,6 +358,7 @@ def gather(
         to_be_read=total("to_be_read", lambda _, counted: computed_to_be_read(trace, counted))
         if not on_host and any(f.name == HOST_WAITS for a in answers.values() for f in a.findings)
         else 0,
+        reads_values=on_host or total("reads_values", lambda _, counted: reads_values(trace, counted)) > 0,
         updates=folded("updates", UPDATES, lambda: in_updates(trace, _table(session, "idle_causes"), counted))
         if not on_host
         else UPDATES.to_frame(),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from lostflops.causes.declared import LOGGING
+from lostflops.causes.declared import LOGGING, NO_EDIT
 from lostflops.causes.given import OTHER_HOST
 from lostflops.causes.names import (
     NAMED_FROM,
@@ -38,7 +38,7 @@ LAUNCHES = (LAUNCHING, SYNCHRONISING)  # of a function: what it asks of the GPU
 IN_PLACE = re.compile(
     r"^aten::(add|sub|mul|div|lerp|addcmul|addcdiv|sqrt|neg|sign|pow|exp|abs|reciprocal|zero)_ in "
 )
-OPTIMIZERS, ONE_LAUNCH = "torch/optim/", "cuda-graph"
+OPTIMIZERS, ONE_LAUNCH, NO_SYNC = "torch/optim/", "cuda-graph", "no-sync"
 # Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
 # lengthens just these pauses.
 BETWEEN_FROM = 0.15
@@ -121,7 +121,7 @@ def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tupl
     such as a mean of the weights: to compile the model does not."""
     reads = _mostly_in(parts, finding.size)
     waited = names_of(page, SYNCHRONISING)
-    if reads and reads == _mostly_in(waited, sum(ns for _, ns in waited)):
+    if page.given.reads_values and reads and reads == _mostly_in(waited, sum(ns for _, ns in waited)):
         return replace(
             finding,
             claim=f"{finding.claim.rstrip('.')}, mostly in {without_place(spoken(reads))}, which reads "
@@ -132,6 +132,7 @@ def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tupl
             cost_per_step=finding.size,
             ns_per_step=finding.ns_per_step + page.given.read_per_step,
             remedies=(),
+            edit=NO_SYNC,
         )
     in_place = [(name, ns) for name, ns in parts if IN_PLACE.match(name)]
     function = _mostly_in(in_place, finding.size)
@@ -144,6 +145,7 @@ def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tupl
         next=f"Change whole lists of tensors at once in {spoken(function)}: `torch._foreach_{largest}_` "
         "takes them in one call; or compile that function.",
         remedies=(),
+        edit=NO_EDIT,
     )
 
 
@@ -352,7 +354,7 @@ def launched_in_pieces(page: PageFindings) -> None:
         ns_per_step=max(launching.ns_per_step, python.ns_per_step),
         evidence=(f"{between} of it is Python between the launches",),
         accounts=(*launching.accounts, *python.accounts),
-        edit=",".join(filter(None, (ONE_LAUNCH, python.edit))),
+        edit=NO_SYNC if launching.edit == NO_SYNC else ",".join(filter(None, (ONE_LAUNCH, python.edit))),
     )
     page.replace(launching, made_of(told, ((spoken(name), ns) for name, ns in parts)))
 
