@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import lostflops
 from acceptance.kineto_files import Recording, written
 from acceptance.simulator import US, Args, Machine, Program, Work
 
@@ -230,3 +231,9 @@ def recorded(folder: Path, job: Eager) -> Path:
     machine.run()
     folder.mkdir(parents=True, exist_ok=True)
     return written(machine.ranks[0], Recording(2, STEPS, stacks=job.stacks, seed=job.seed), folder)
+
+
+def step_of(recording: Path) -> float:
+    """The mean step of a recorded job, ns, as the page has it."""
+    table = lostflops.ask(recording, "step_ledger")
+    return int(table["ns"].sum()) / table["step"].n_unique()

@@ -64,6 +64,13 @@ ONE_BY_ONE = Made(
     ("fused-optimizer",),
     Verdict("Launch-bound in the optimizer", "idle time while the CPU launches the optimizer's kernels"),
 )
+EVALUATES = Made(
+    "evaluation-inside-step",
+    "The Trainer evaluates in each step, which takes 9.20 ms per step (45 %).",
+    (),
+    Verdict("Held up by evaluations", "evaluations inside steps"),
+    none_known="How often to evaluate is the job's to choose; the finding names the arguments.",
+)
 PROFILER = Made(
     "profiler-at-work",
     "The GPU idles 2.02 ms per step (14.2 %) while the profiler itself works: `Buffer Flush`.",
@@ -79,7 +86,9 @@ PACE = Made(
     Verdict("Slowed down on the GPU", "what kernels take longer in some steps than in the others"),
     none_known="What holds the GPU down decides: its clocks, heat and power, or what else runs on it.",
 )
-MADE: Mapping[str, Made] = {made.name: made for made in (LOGGING, SLOWED, BESIDE, ONE_BY_ONE, PROFILER, PACE)}
+MADE: Mapping[str, Made] = {
+    made.name: made for made in (LOGGING, SLOWED, BESIDE, ONE_BY_ONE, EVALUATES, PROFILER, PACE)
+}
 # What findings become when it is known what lies behind them: a case, with remedies of its own.
 CASES: Mapping[str, Recommended] = {
     "uneven-work": Recommended(("length-grouping",), ("packing",), of="rank-arrives-last"),
