@@ -18,6 +18,7 @@ from lostflops.naming.host_causes import cause_of, causes_of
 from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
 from lostflops.recipes.idle.evaluations import EVALUATIONS, in_evaluations
 from lostflops.recipes.idle.gaps import between_nodes
+from lostflops.recipes.idle.made_tensors import MADE, made_on_cpu
 from lostflops.recipes.idle.read_values import computed_to_be_read, reads_values
 from lostflops.recipes.idle.updates import UPDATES, in_updates
 from lostflops.recipes.stretch_names import spoken as row_in_words
@@ -118,6 +119,7 @@ class Given:
     saving: pl.DataFrame = field(default_factory=SAVING.to_frame)
     updates: pl.DataFrame = field(default_factory=UPDATES.to_frame)
     evaluations: pl.DataFrame = field(default_factory=EVALUATIONS.to_frame)  # as `in_evaluations` tells them
+    made_on_cpu: pl.DataFrame = field(default_factory=MADE.to_frame)  # as the function of that name tells
     beside: pl.DataFrame = field(default_factory=BESIDE.to_frame)
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
     operations: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -367,6 +369,11 @@ def gather(
         evaluations=folded(
             "evaluations", EVALUATIONS, lambda: in_evaluations(trace, _table(session, "idle_causes"), counted)
         ),
+        made_on_cpu=folded(
+            "made_on_cpu", MADE, lambda: made_on_cpu(trace, _table(session, "idle_causes"), counted)
+        )
+        if not on_host
+        else MADE.to_frame(),
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),

@@ -119,9 +119,9 @@ def _in_pieces(page: PageFindings, part: tuple[str, int]) -> str:
 def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tuple[str, int]]) -> Finding:
     """The finding about launching, with what helps a function of the user's that changes tensors one by one,
     such as a mean of the weights: to compile the model does not."""
-    reads = _mostly_in(parts, finding.size)
+    reads = mostly_in(parts, finding.size)
     waited = names_of(page, SYNCHRONISING)
-    if page.given.reads_values and reads and reads == _mostly_in(waited, sum(ns for _, ns in waited)):
+    if page.given.reads_values and reads and reads == mostly_in(waited, sum(ns for _, ns in waited)):
         return replace(
             finding,
             claim=f"{finding.claim.rstrip('.')}, mostly in {without_place(spoken(reads))}, which reads "
@@ -135,7 +135,7 @@ def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tupl
             edit=NO_SYNC,
         )
     in_place = [(name, ns) for name, ns in parts if IN_PLACE.match(name)]
-    function = _mostly_in(in_place, finding.size)
+    function = mostly_in(in_place, finding.size)
     names = page.given.names["name"].drop_nulls()
     if not function or names.str.contains(OPTIMIZERS, literal=True).any():
         return finding
@@ -294,7 +294,7 @@ def _with_the_rest(page: PageFindings, finding: Finding, parts: list[tuple[str, 
 
     One that launches work does more than that, as does what a script runs outside of functions.
     """
-    function, names = _mostly_in(parts, sum(ns for _, ns in parts)), page.given.names.drop_nulls("name")
+    function, names = mostly_in(parts, sum(ns for _, ns in parts)), page.given.names.drop_nulls("name")
     inside = [name for name in names["name"].unique() if _users_function(name) == function]
     rest = names.filter(pl.col("name").is_in(inside), ~pl.col("account").is_in(finding.accounts))
     ns = int(rest["ns"].sum()) // max(1, page.given.num_steps)
@@ -314,13 +314,13 @@ def between_operators(page: PageFindings) -> None:
     whole = given.accounts.get(OTHER_HOST, 0)
     names = names_of(page, OTHER_HOST)
     is_one = any(2 * ns >= whole and _is_work(name) for name, ns in names)
-    is_one = is_one or _mostly_in([part for part in names if _of_a_library(part[0])], whole) != ""
+    is_one = is_one or mostly_in([part for part in names if _of_a_library(part[0])], whole) != ""
     if 2 * given.in_long_pauses >= whole * given.num_steps or is_one:
         return
     if not page.reaches(other.size, BETWEEN_FROM):
         page.drop(other)
         return
-    inside = _mostly_in(names, whole)
+    inside = mostly_in(names, whole)
     where = f", mostly in {without_place(spoken(inside))}" if inside else ""
     page.replace(
         other,
@@ -340,7 +340,7 @@ def launched_in_pieces(page: PageFindings) -> None:
     launching, python = page.about(LAUNCHING), page.of(BY_NAME)
     if launching is None or python is None or launching.recipe != python.recipe:
         return
-    of_both = [_mostly_in(names_of(page, f.accounts[0]), f.size) for f in (launching, python)]
+    of_both = [mostly_in(names_of(page, f.accounts[0]), f.size) for f in (launching, python)]
     if not of_both[0] or of_both[0] != of_both[1]:
         return
     cost, between = launching.size + python.size, milliseconds(python.size)
@@ -364,7 +364,7 @@ def _of_a_library(name: str) -> bool:
     return bool(FRAME.search(name.rpartition(" in ")[0])) and not name.startswith("torch/")
 
 
-def _mostly_in(names: Sequence[tuple[str, int]], whole: int) -> str:
+def mostly_in(names: Sequence[tuple[str, int]], whole: int) -> str:
     """The user's function with more than half of a time, by the names of its parts; "" for none."""
     inside = Counter[str]()
     for name, ns in names:
