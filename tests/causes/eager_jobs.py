@@ -59,6 +59,7 @@ class EagerStep:
     def __init__(self, job: Eager) -> None:
         self.job, self.p = job, Program(job.seed, noise=0.02)
         self.sequence = 0
+        self.to_go_back: list[int] = []  # operators whose gradients are still to be computed
 
     # -- rows ------------------------------------------------------------------------------------------
 
@@ -89,6 +90,12 @@ class EagerStep:
         """An operator that computes on the CPU."""
         with self.p.row("cpu_op", name):
             self.p.work(us)
+
+    def in_graph(self) -> Args:
+        """What marks an operator of the forward pass that has a gradient."""
+        self.sequence += 1
+        self.to_go_back.append(self.sequence)
+        return {"Sequence number": self.sequence, "Fwd thread id": 0}
 
     def shaped(self, dims: Sequence[Sequence[int]], of: str | None = None) -> Args:
         return {"Input Dims": list(map(list, dims)), "Input type": [of or self.job.type] * len(dims)}
@@ -122,11 +129,12 @@ class EagerStep:
         if self.job.linear:
             self.job.linear(self, self.job.dims)
             return
-        dims = self.shaped(self.job.dims)
+        dims = {**self.shaped(self.job.dims), **self.in_graph()}
         self.operator("aten::mm", (GEMM, self.job.gemm_us), within=("aten::linear", "aten::matmul"), **dims)
 
     def forward(self) -> None:
         job = self.job
+        self.to_go_back.clear()
         self.operator("aten::embedding", (SMALL.format("Gather"), job.small_us))
         for layer in range(job.layers):
             with self.frames(f"nn.Module: Block_{layer}", "model.py(150): forward"):
@@ -135,7 +143,8 @@ class EagerStep:
                     job.each_layer(self)
                 self.operator("aten::native_layer_norm", (SMALL.format("Norm"), job.small_us))
                 self.linear()
-                self.operator("aten::gelu", (SMALL.format("GeluCUDAKernelImpl"), job.small_us))
+                gelu = SMALL.format("GeluCUDAKernelImpl")
+                self.operator("aten::gelu", (gelu, job.small_us), **self.in_graph())
                 self.linear()
                 self.operator("aten::add", (SMALL.format("CUDAFunctor_add<float>"), job.small_us))
         if job.loss:
@@ -143,8 +152,8 @@ class EagerStep:
 
     @contextmanager
     def node(self, name: str) -> Generator[None]:
-        self.sequence += 1
-        args = {"Sequence number": self.sequence, "Fwd thread id": 1}
+        number = self.to_go_back.pop() if self.to_go_back else 0
+        args = {"Sequence number": number, "Fwd thread id": 1}
         with (
             self.p.row("cpu_op", f"autograd::engine::evaluate_function: {name}", **args),
             self.p.row("cpu_op", name, **args),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_an_evaluation_in_each_step_is_to_be_made_less_often(tmp_path: Path, gem
 
 def test_what_only_has_its_name_is_no_evaluation_of_the_trainer(tmp_path: Path) -> None:
     job = Eager(gemm_us=40, stacks=True, host_us=8)
-    ours = replace(job, after=lambda step: evaluated(step, "metrics.py(9): evaluate"))
+    ours = replace(job, after=partial(evaluated, frame="metrics.py(9): evaluate"))
     assert "evaluation-inside-step" not in why(tmp_path / "ours", ours)
     assert "evaluation-inside-step" not in why(tmp_path / "healthy", job)
 

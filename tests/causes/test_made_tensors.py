@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def why(folder: Path, job: Eager) -> dict[str, Finding]:
 @pytest.mark.parametrize("operators", [40, 100])
 def test_masks_from_the_cpu_are_not_to_be_compiled(tmp_path: Path, stacks: bool, operators: int) -> None:
     """Without them the step is shorter by no more than the bound; no launching is left to be told."""
-    job = replace(HEALTHY, each_layer=lambda step: masked(step, operators), stacks=stacks)
+    job = replace(HEALTHY, each_layer=partial(masked, operators=operators), stacks=stacks)
     found = why(tmp_path / "with", job)
     one = found["tensors-made-on-cpu"]
     where = " in `make_mask`" if stacks else ""
@@ -49,13 +50,13 @@ def test_masks_from_the_cpu_are_not_to_be_compiled(tmp_path: Path, stacks: bool,
 
 
 def test_a_batch_that_is_moved_is_made_by_no_loop(tmp_path: Path) -> None:
-    few = replace(HEALTHY, each_layer=lambda step: masked(step, 8))
+    few = replace(HEALTHY, each_layer=partial(masked, operators=8))
     assert "tensors-made-on-cpu" not in why(tmp_path / "few", few)
     assert not [f for f in why(tmp_path / "healthy", HEALTHY).values() if f.size > 0.05 * 5_000_000]
 
 
 def test_what_is_never_copied_is_not_told_to_be_made_for_the_gpu(tmp_path: Path) -> None:
-    job = replace(HEALTHY, each_layer=lambda step: masked(step, copied=False), stacks=True)
+    job = replace(HEALTHY, each_layer=partial(masked, copied=False), stacks=True)
     assert "tensors-made-on-cpu" not in why(tmp_path, job)
 
 

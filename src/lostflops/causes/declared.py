@@ -98,6 +98,9 @@ MADE: Mapping[str, Made] = {
 }
 # What findings become when it is known what lies behind them: a case, with remedies of its own.
 CASES: Mapping[str, Recommended] = {
+    "many-micro-batches": Recommended(
+        ("larger-micro-batches", "compile"), ("cuda-graphs", "attention-kernel"), of="launch-bound"
+    ),
     "uneven-work": Recommended(("length-grouping",), ("packing",), of="rank-arrives-last"),
     "uneven-stages": Recommended(("stage-balance",), of="pipeline-bubble"),
     # Stages whose schedule is the better one already.

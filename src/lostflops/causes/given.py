@@ -21,6 +21,7 @@ from lostflops.recipes.idle.gaps import between_nodes
 from lostflops.recipes.idle.made_tensors import MADE, made_on_cpu
 from lostflops.recipes.idle.read_values import computed_to_be_read, reads_values
 from lostflops.recipes.idle.updates import UPDATES, in_updates
+from lostflops.recipes.layout.micro_batches import micro_batches
 from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.recipes.transfers import lengthened
 from lostflops.session import Answer, Session, Skipped
@@ -115,6 +116,7 @@ class Given:
     flops: Mapping[int, float] = field(default_factory=dict[int, float])
     in_checkpoints: int = 0
     in_long_pauses: int = 0
+    micro_batches: int = 0  # of each step, where that is sure
     beside_work: int = 0  # what the busiest stream of each rank leaves free of all its steps, ns
     saving: pl.DataFrame = field(default_factory=SAVING.to_frame)
     updates: pl.DataFrame = field(default_factory=UPDATES.to_frame)
@@ -356,6 +358,9 @@ def gather(
         flops=dict(folded("flops", ASKED, lambda: asked_flops(trace, counted)).iter_rows()) if many else {},
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
+        micro_batches=0
+        if on_host
+        else total("micro_batches", lambda _, counted: micro_batches(trace, counted)),
         beside_work=total("beside_work", lambda session, _: _beside_work(session)) if not on_host else 0,
         between_nodes=total("between_nodes", partial(_between_nodes, trace)) if not on_host else 0,
         # All kernels, so only where values are read at a cost.

@@ -16,6 +16,7 @@ from .given import BETWEEN, HOST_WAITS, OTHER_HOST, Given
 from .idle.evaluation import evaluates_often
 from .idle.graphs import pauses_inside_graphs
 from .idle.made_tensors import makes_tensors
+from .idle.micro_batches import launched_for_each_micro_batch
 from .idle.named import (
     BETWEEN_FROM,
     BY_NAME,
@@ -74,6 +75,7 @@ def join_host(page: PageFindings) -> None:
     _detects_anomalies(page)
     _after_waits(page)
     pauses_inside_graphs(page)
+    launched_for_each_micro_batch(page)
     _slowed_by_saving(page)
     _beside_python(page)
     _blocked(page)
