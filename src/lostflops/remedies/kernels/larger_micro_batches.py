@@ -21,7 +21,11 @@ REMEDY = Remedy(
             "If memory allows, run fewer and larger micro-batches: twice "
             "`per_device_train_batch_size`, and half of `gradient_accumulation_steps`.",
             snippets=(
-                python("TrainingArguments(per_device_train_batch_size=2, gradient_accumulation_steps=8)"),
+                python(
+                    "TrainingArguments(",
+                    "    per_device_train_batch_size=2, gradient_accumulation_steps=8",
+                    ")",
+                ),
             ),
         ),
         "accelerate": Change(
@@ -37,7 +41,14 @@ REMEDY = Remedy(
         "deepspeed": Change(
             "If memory allows, run fewer and larger micro-batches: twice "
             '`"train_micro_batch_size_per_gpu"`, and half of `"gradient_accumulation_steps"`.',
-            snippets=(config('{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8}'),),
+            snippets=(
+                config(
+                    "{",
+                    '  "train_micro_batch_size_per_gpu": 2,',
+                    '  "gradient_accumulation_steps": 8',
+                    "}",
+                ),
+            ),
         ),
         "megatron": Change(
             "If memory allows, run fewer and larger micro-batches: a larger "
