@@ -36,6 +36,7 @@ from .given import READS, Given, gather
 from .host import join_host
 from .idle.occurrence import on_some_ranks, told_once
 from .names import BUBBLE, for_makers
+from .on_device.loss import loss_takes_long
 from .page_findings import PageFindings
 from .purposes import STAGES, main_purpose
 from .waiting import ARRIVES, EXPOSED, SLOW_LINK, asks_for, join_waiting
@@ -84,6 +85,7 @@ def findings(given: Given) -> tuple[Finding, ...]:
     join_copies(page)
     join_waiting(page)
     join_paces(page)
+    loss_takes_long(page)
     _tensors_in_both(page)
     page.take(*SAID_IN_NOTES)
     if given.on_host:  # an operator of the job's own computes, and is nothing to report
