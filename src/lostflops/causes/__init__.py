@@ -36,6 +36,7 @@ from .given import READS, Given, gather
 from .host import join_host
 from .idle.occurrence import on_some_ranks, told_once
 from .names import BUBBLE, for_makers
+from .on_device.casts import casts_weights
 from .on_device.loss import loss_takes_long
 from .page_findings import PageFindings
 from .purposes import STAGES, main_purpose
@@ -86,6 +87,7 @@ def findings(given: Given) -> tuple[Finding, ...]:
     join_waiting(page)
     join_paces(page)
     loss_takes_long(page)
+    casts_weights(page)
     _tensors_in_both(page)
     page.take(*SAID_IN_NOTES)
     if given.on_host:  # an operator of the job's own computes, and is nothing to report

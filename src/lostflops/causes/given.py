@@ -23,6 +23,7 @@ from lostflops.recipes.idle.read_values import computed_to_be_read, reads_values
 from lostflops.recipes.idle.updates import UPDATES, in_updates
 from lostflops.recipes.layout.micro_batches import micro_batches
 from lostflops.recipes.operators.loss_work import LOSSES, loss_work
+from lostflops.recipes.operators.weight_casts import CASTS, weight_casts
 from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.recipes.transfers import lengthened
 from lostflops.session import Answer, Session, Skipped
@@ -124,6 +125,7 @@ class Given:
     evaluations: pl.DataFrame = field(default_factory=EVALUATIONS.to_frame)  # as `in_evaluations` tells them
     made_on_cpu: pl.DataFrame = field(default_factory=MADE.to_frame)  # as the function of that name tells
     losses: pl.DataFrame = field(default_factory=LOSSES.to_frame)  # as `loss_work` tells them
+    casts: pl.DataFrame = field(default_factory=CASTS.to_frame)  # as `weight_casts` tells them
     beside: pl.DataFrame = field(default_factory=BESIDE.to_frame)
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
     operations: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -382,6 +384,7 @@ def gather(
         if not on_host
         else MADE.to_frame(),
         losses=LOSSES.to_frame() if on_host else folded("losses", LOSSES, lambda: loss_work(trace, counted)),
+        casts=CASTS.to_frame() if on_host else folded("casts", CASTS, lambda: weight_casts(trace, counted)),
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),
