@@ -16,6 +16,7 @@ from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, percent
 from lostflops.naming.host_causes import cause_of, causes_of
 from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
+from lostflops.recipes.host.launching_threads import launches_beside
 from lostflops.recipes.idle.evaluations import EVALUATIONS, in_evaluations
 from lostflops.recipes.idle.gaps import between_nodes
 from lostflops.recipes.idle.made_tensors import MADE, made_on_cpu
@@ -65,7 +66,6 @@ LONG = 1_000_000  # ns: a framework takes microseconds between two operators
 BESIDE_FROM = 0.1  # of the steps: pauses of so much are held against other threads
 MOST_PROOFS = 5  # names of one kind that are looked at
 COMMUNICATION = ("communication.wait", "communication.transfer", "communication.exposed")
-
 
 # What `gather` asks of a session, where it has most to ask.
 READS = (
@@ -118,6 +118,7 @@ class Given:
     flops: Mapping[int, float] = field(default_factory=dict[int, float])
     in_checkpoints: int = 0
     in_long_pauses: int = 0
+    launches_beside: int = 0  # slow launching while two threads are at it, ns
     micro_batches: int = 0  # of each step, where that is sure
     beside_work: int = 0  # what the busiest stream of each rank leaves free of all its steps, ns
     saving: pl.DataFrame = field(default_factory=SAVING.to_frame)
@@ -347,6 +348,9 @@ def gather(
         except LostflopsError:  # what one recipe cannot answer must not cost the reader the page
             return empty.to_frame()
 
+    def both_launch(session: Session, counted: pl.DataFrame) -> int:
+        return launches_beside(trace, _table(session, "idle_causes"), counted)
+
     def total(name: str, fold: Callable[[Session, pl.DataFrame], int]) -> int:
         made = folded(name, TOTAL, lambda: pl.DataFrame({"ns": [fold(session, counted)]}, schema=TOTAL))
         return int(made["ns"].sum())
@@ -385,6 +389,7 @@ def gather(
         else MADE.to_frame(),
         losses=LOSSES.to_frame() if on_host else folded("losses", LOSSES, lambda: loss_work(trace, counted)),
         casts=CASTS.to_frame() if on_host else folded("casts", CASTS, lambda: weight_casts(trace, counted)),
+        launches_beside=0 if on_host else total("launches_beside", both_launch),
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),

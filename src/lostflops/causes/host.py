@@ -29,6 +29,7 @@ from .idle.named import (
 )
 from .idle.optimizer import updated_one_by_one
 from .idle.profiler import profiler_works
+from .idle.threads import two_threads_launch
 from .names import made_of, spoken, untold_after_wait
 from .one_rank.held_up import PAUSES, away, held_up, ranks_held_up
 from .page_findings import PER_STEP, PageFindings
@@ -75,6 +76,7 @@ def join_host(page: PageFindings) -> None:
     _detects_anomalies(page)
     _after_waits(page)
     pauses_inside_graphs(page)
+    two_threads_launch(page)
     launched_for_each_micro_batch(page)
     _slowed_by_saving(page)
     _beside_python(page)
