@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import lostflops
+from eager_jobs import Eager, recorded
 from lostflops.finding import Finding
 from made_runs import THREAD, made
 
@@ -86,7 +87,10 @@ def test_an_update_in_many_kernels_asks_for_a_fused_optimizer(tmp_path: Path) ->
         "The GPU idles 4.66 ms per step (69.6 %) because the CPU launches the 60 kernels of `AdamW` too "
         "slowly."
     )
-    assert one.evidence == ("these kernels take 2.00 µs each, 120 µs per step",)
+    assert one.evidence == (
+        "these kernels take 2.00 µs each, 120 µs per step, which the bound counts as well",
+    )
+    assert one.ns_per_step >= one.size + 120 * US  # what removes the kernels removes their own time
     assert one.next == "Fuse the optimizer: `fused=True`, as in `AdamW(…, fused=True)`."
     assert one.remedies == ("fused-optimizer",) and one.edit == "fuse:optimizer"
     assert one.predicted is not None and one.predicted.ns > 4_000 * US
@@ -138,3 +142,36 @@ def test_frames_tell_of_an_optimizer_where_no_range_does(tmp_path: Path) -> None
 def test_few_kernels_or_fused_ones_are_no_updates_one_by_one(tmp_path: Path, of: dict[str, Any]) -> None:
     found = told(tmp_path, **of)
     assert "optimizer-launch-bound" not in found and "launch-bound" in found
+
+
+def test_pauses_between_kernels_of_an_update_are_no_matter_of_streams(tmp_path: Path) -> None:
+    """The CPU is far ahead: 3,200 kernels of 2 µs each begin 0.9 µs after the one before has ended."""
+    job = Eager(of_optimizer="single", parameters=400, host_us=3)
+    (one,) = lostflops.why(recorded(tmp_path, job)).findings
+    assert one.claim == (
+        "The GPU idles 2.88 ms per step (11.5 %) between the 3,200 kernels of `AdamW`, which are launched "
+        "one by one."
+    )
+    assert one.remedies == ("fused-optimizer",) and "CUDA graph" not in one.next
+    assert one.size + 6_400 * US == one.ns_per_step
+    assert one.predicted is not None and abs(one.predicted.ns - one.size) < 0.01 * one.size
+
+
+def test_slow_launches_and_pauses_of_an_update_are_one_finding(tmp_path: Path) -> None:
+    job = Eager(of_optimizer="single", parameters=400, gemm_us=100, host_us=6)
+    (one,) = lostflops.why(recorded(tmp_path, job)).findings
+    assert one.name == "optimizer-launch-bound" and "too slowly" in one.claim
+    assert one.evidence[0].endswith("of it after a kernel was launched and before it began")
+
+
+@pytest.mark.parametrize("how", ["fused", "foreach"])
+def test_an_update_of_lists_behind_a_cpu_that_is_ahead_is_healthy(tmp_path: Path, how: str) -> None:
+    found = lostflops.why(recorded(tmp_path, Eager(of_optimizer=how, parameters=400, host_us=3))).findings
+    assert not [f for f in found if f.size > 0.05 * 20_000 * US]
+
+
+def test_pauses_elsewhere_are_not_the_updates(tmp_path: Path) -> None:
+    """A model of small kernels behind a CPU that is ahead pauses as well, and its optimizer is fused."""
+    job = Eager(layers=60, gemm_us=4, small_us=3, host_us=1)
+    found = {f.name for f in lostflops.why(recorded(tmp_path, job)).findings}
+    assert "optimizer-launch-bound" not in found and "late-after-launch" in found

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
+
+import lostflops
 from by_hand import MS, WAITS, finding, page
+from eager_jobs import SMALL, Eager, EagerStep, recorded
+from lostflops.causes import findings
+from lostflops.causes.given import Given
+from lostflops.causes.page_findings import PageFindings
 from lostflops.recipes.idle.read_values import FEW, computed_to_be_read
 from made_runs import THREAD, made
 
 US = 1_000
 STEP = 10_000 * US
+LAUNCHES = "idle.launch_bound"
 READS = 20
 
 
@@ -80,3 +90,67 @@ def test_the_bound_of_waits_counts_what_is_computed_to_be_read() -> None:
     )
     (told,) = page(waits, ledger=rows, to_be_read=9 * MS)  # less than a hundredth of a step
     assert (told.ns_per_step, told.evidence) == (20 * MS, ())
+
+
+def checked(step: EagerStep) -> None:
+    """Each gradient is checked, one after the other: the model launches well."""
+    with step.frames("train.py(40): finite"):
+        for _ in range(50):
+            for name in ("abs", "ne", "eq", "mul", "all"):
+                step.operator(f"aten::{name}", (SMALL.format(name), 3))
+            if step.job.seed == "1":  # the GPU has long been done when a value is read
+                step.p.work(60)
+            step.item("aten::is_nonzero")
+
+
+def masked(step: EagerStep) -> None:
+    """A function that copies pageable memory to the GPU, and launches."""
+    with step.frames("model.py(60): masked"):
+        for _ in range(3):
+            step.operator("aten::mul", (SMALL.format("mul"), 3))
+        with step.p.row("cpu_op", "aten::copy_"):
+            step.copy("HtoD", 0.02)
+
+
+def test_what_is_read_is_predicted_by_not_waiting(tmp_path: Path) -> None:
+    """Whichever finding tells of it, no CUDA graph has the values read."""
+    job = Eager(gemm_us=40, between=checked, stacks=True, host_us=8, seed="1")
+    found = lostflops.why(recorded(tmp_path, job)).findings
+    assert found[0].edit == "no-sync" and found[0].predicted is not None
+    assert 0 < found[0].predicted.ns <= found[0].ns_per_step
+    assert not any("cuda-graph" in f.edit for f in found)
+
+
+def test_copies_to_the_gpu_read_no_values(tmp_path: Path) -> None:
+    job = Eager(gemm_us=10, small_us=3, each_layer=masked, stacks=True, host_us=8)
+    found = lostflops.why(recorded(tmp_path, job)).findings
+    assert found and not any("reads values" in f.claim for f in found)
+
+
+def test_a_check_of_each_gradient_is_predicted_by_not_waiting() -> None:
+    ledger = [(0, 0, account, ms) for account, ms in (("compute", 82), (LAUNCHES, 15), (WAITS, 3))]
+    names = [
+        (0, LAUNCHES, "aten::eq in train.py(9): finite", 12),
+        (0, WAITS, "cudaStreamSynchronize in train.py(9): finite", 3),
+    ]
+    claim = "The GPU idles 15.0 ms per step (15.0 %) because the CPU launches work too slowly."
+    launching = finding("launch-bound", LAUNCHES, 15, claim)
+    (one,) = page(launching, ledger=ledger, names=names)
+    assert one.edit == "no-sync" and "which reads values from it" in one.claim
+    (one,) = page(launching, ledger=ledger, names=names, reads_values=False)
+    assert "reads values" not in one.claim + one.next
+
+
+def test_one_launch_is_no_forecast_of_changing_lists_of_tensors() -> None:
+    ledger = [(0, 0, account, ms) for account, ms in (("compute", 85), (LAUNCHES, 15))]
+    names = [(0, LAUNCHES, "aten::mul_ in train.py(9): average", 15)]
+    claim = "The GPU idles 15.0 ms per step (15.0 %) because the CPU launches work too slowly."
+    given: list[Given] = []
+
+    def join(of: PageFindings) -> None:
+        given.append(of.given)
+
+    (launching,) = page(finding("launch-bound", LAUNCHES, 15, claim), ledger=ledger, names=names, join=join)
+    answers: Any = {"idle_summary": SimpleNamespace(table=pl.DataFrame(), findings=(launching,))}
+    (one,) = findings(replace(given[0], answers=answers))
+    assert "`torch._foreach_mul_`" in one.next and one.edit == ""

@@ -19,12 +19,25 @@ from lostflops.finding import Finding, milliseconds
 from .between_ranks.exposed import with_busy_links
 from .between_steps.slower_steps import join_paces
 from .copies import join_copies
-from .declared import MADE, OF_DEVICES, Made, Recommended, asking_for, edits, remedies, shortened_by, verdicts
+from .declared import (
+    MADE,
+    NO_EDIT,
+    OF_DEVICES,
+    Made,
+    Recommended,
+    asking_for,
+    edits,
+    remedies,
+    shortened_by,
+    verdicts,
+)
 from .gains import predicted
 from .given import READS, Given, gather
 from .host import join_host
 from .idle.occurrence import on_some_ranks, told_once
 from .names import BUBBLE, for_makers
+from .on_device.casts import casts_weights
+from .on_device.loss import loss_takes_long
 from .page_findings import PageFindings
 from .purposes import STAGES, main_purpose
 from .waiting import ARRIVES, EXPOSED, SLOW_LINK, asks_for, join_waiting
@@ -73,6 +86,8 @@ def findings(given: Given) -> tuple[Finding, ...]:
     join_copies(page)
     join_waiting(page)
     join_paces(page)
+    loss_takes_long(page)
+    casts_weights(page)
     _tensors_in_both(page)
     page.take(*SAID_IN_NOTES)
     if given.on_host:  # an operator of the job's own computes, and is nothing to report
@@ -122,7 +137,7 @@ def _advised(finding: Finding, given: Given) -> Finding:
 def _asked(finding: Finding, given: Given, edits: Mapping[str, str]) -> Finding:
     """The finding with the edit that removes it: of a late rank, that it is as the others."""
     if finding.edit:
-        return finding
+        return replace(finding, edit="") if finding.edit == NO_EDIT else finding
     if finding.rank is not None and finding.name != SLOW_LINK:
         return replace(finding, edit=f"even-ranks:{finding.rank}")
     edit = edits.get(finding.name, "")

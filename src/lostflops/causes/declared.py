@@ -64,6 +64,33 @@ ONE_BY_ONE = Made(
     ("fused-optimizer",),
     Verdict("Launch-bound in the optimizer", "idle time while the CPU launches the optimizer's kernels"),
 )
+EVALUATES = Made(
+    "evaluation-inside-step",
+    "The Trainer evaluates in each step, which takes 9.20 ms per step (45 %).",
+    (),
+    Verdict("Held up by evaluations", "evaluations inside steps"),
+    none_known="How often to evaluate is the job's to choose; the finding names the arguments.",
+)
+MADE_ON_CPU = Made(
+    "tensors-made-on-cpu",
+    "The GPU idles 1.92 ms per step (23 %) while the CPU makes tensors in `make_mask` and copies them to it.",
+    (),
+    Verdict("Held up by tensors made on the CPU", "idle time while the CPU makes tensors for the GPU"),
+    none_known="Which tensors these are is the job's own code; the finding names the function.",
+)
+LOSS = Made(
+    "loss-over-vocabulary",
+    "The loss over 128,000 words takes 9.20 ms per step (22 %) of GPU time, in fp32.",
+    ("fused-loss",),
+    Verdict("Bound by the loss", "the loss over the vocabulary"),
+)
+CASTS = Made(
+    "autocast-casts-weights",
+    "Autocast casts the same fp32 weights in each step, for 1.92 ms per step (12 %) of GPU time.",
+    (),
+    Verdict("Held up by casts of weights", "casts of weights"),
+    none_known="In which type parameters are kept is the job's own to choose; the finding says how.",
+)
 PROFILER = Made(
     "profiler-at-work",
     "The GPU idles 2.02 ms per step (14.2 %) while the profiler itself works: `Buffer Flush`.",
@@ -79,9 +106,15 @@ PACE = Made(
     Verdict("Slowed down on the GPU", "what kernels take longer in some steps than in the others"),
     none_known="What holds the GPU down decides: its clocks, heat and power, or what else runs on it.",
 )
-MADE: Mapping[str, Made] = {made.name: made for made in (LOGGING, SLOWED, BESIDE, ONE_BY_ONE, PROFILER, PACE)}
+MADE: Mapping[str, Made] = {
+    made.name: made
+    for made in (LOGGING, SLOWED, BESIDE, ONE_BY_ONE, EVALUATES, MADE_ON_CPU, LOSS, CASTS, PROFILER, PACE)
+}
 # What findings become when it is known what lies behind them: a case, with remedies of its own.
 CASES: Mapping[str, Recommended] = {
+    "many-micro-batches": Recommended(
+        ("larger-micro-batches", "compile"), ("cuda-graphs", "attention-kernel"), of="launch-bound"
+    ),
     "uneven-work": Recommended(("length-grouping",), ("packing",), of="rank-arrives-last"),
     "uneven-stages": Recommended(("stage-balance",), of="pipeline-bubble"),
     # Stages whose schedule is the better one already.
@@ -141,6 +174,8 @@ def verdicts() -> Mapping[str, Verdict]:
     }
 
 
+# Said by a finding whose advice none of the edits makes, in the place of the edit of its kind.
+NO_EDIT = "none"
 # Edits that take something from the device: on a CPU there is nothing to take.
 OF_DEVICES = ("cuda-graph", "no-sync", "overlap", "pinned")
 

@@ -16,9 +16,15 @@ from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, percent
 from lostflops.naming.host_causes import cause_of, causes_of
 from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
+from lostflops.recipes.host.launching_threads import launches_beside
+from lostflops.recipes.idle.evaluations import EVALUATIONS, in_evaluations
 from lostflops.recipes.idle.gaps import between_nodes
-from lostflops.recipes.idle.read_values import computed_to_be_read
+from lostflops.recipes.idle.made_tensors import MADE, made_on_cpu
+from lostflops.recipes.idle.read_values import computed_to_be_read, reads_values
 from lostflops.recipes.idle.updates import UPDATES, in_updates
+from lostflops.recipes.layout.micro_batches import micro_batches
+from lostflops.recipes.operators.loss_work import LOSSES, loss_work
+from lostflops.recipes.operators.weight_casts import CASTS, weight_casts
 from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.recipes.transfers import lengthened
 from lostflops.session import Answer, Session, Skipped
@@ -60,7 +66,6 @@ LONG = 1_000_000  # ns: a framework takes microseconds between two operators
 BESIDE_FROM = 0.1  # of the steps: pauses of so much are held against other threads
 MOST_PROOFS = 5  # names of one kind that are looked at
 COMMUNICATION = ("communication.wait", "communication.transfer", "communication.exposed")
-
 
 # What `gather` asks of a session, where it has most to ask.
 READS = (
@@ -113,14 +118,23 @@ class Given:
     flops: Mapping[int, float] = field(default_factory=dict[int, float])
     in_checkpoints: int = 0
     in_long_pauses: int = 0
+    launches_beside: int = 0  # slow launching while two threads are at it, ns
+    micro_batches: int = 0  # of each step, where that is sure
+    beside_work: int = 0  # what the busiest stream of each rank leaves free of all its steps, ns
     saving: pl.DataFrame = field(default_factory=SAVING.to_frame)
     updates: pl.DataFrame = field(default_factory=UPDATES.to_frame)
+    evaluations: pl.DataFrame = field(default_factory=EVALUATIONS.to_frame)  # as `in_evaluations` tells them
+    made_on_cpu: pl.DataFrame = field(default_factory=MADE.to_frame)  # as the function of that name tells
+    losses: pl.DataFrame = field(default_factory=LOSSES.to_frame)  # as `loss_work` tells them
+    casts: pl.DataFrame = field(default_factory=CASTS.to_frame)  # as `weight_casts` tells them
     beside: pl.DataFrame = field(default_factory=BESIDE.to_frame)
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
     operations: Mapping[str, int] = field(default_factory=dict[str, int])
     waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
     held_back: int = 0
     to_be_read: int = 0  # how long kernels run of which few lie between two waits of the CPU, ns
+    # Whether what the CPU waits for are values that it reads, and not copies to the GPU.
+    reads_values: bool = True
     surely_waited: int = 0
     # What stages gain per step without slow links, by a replay, ns; 0 where none knows.
     over_slow_links: int = 0
@@ -334,6 +348,9 @@ def gather(
         except LostflopsError:  # what one recipe cannot answer must not cost the reader the page
             return empty.to_frame()
 
+    def both_launch(session: Session, counted: pl.DataFrame) -> int:
+        return launches_beside(trace, _table(session, "idle_causes"), counted)
+
     def total(name: str, fold: Callable[[Session, pl.DataFrame], int]) -> int:
         made = folded(name, TOTAL, lambda: pl.DataFrame({"ns": [fold(session, counted)]}, schema=TOTAL))
         return int(made["ns"].sum())
@@ -349,14 +366,30 @@ def gather(
         flops=dict(folded("flops", ASKED, lambda: asked_flops(trace, counted)).iter_rows()) if many else {},
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
+        micro_batches=0
+        if on_host
+        else total("micro_batches", lambda _, counted: micro_batches(trace, counted)),
+        beside_work=total("beside_work", lambda session, _: _beside_work(session)) if not on_host else 0,
         between_nodes=total("between_nodes", partial(_between_nodes, trace)) if not on_host else 0,
         # All kernels, so only where values are read at a cost.
         to_be_read=total("to_be_read", lambda _, counted: computed_to_be_read(trace, counted))
         if not on_host and any(f.name == HOST_WAITS for a in answers.values() for f in a.findings)
         else 0,
+        reads_values=on_host or total("reads_values", lambda _, counted: reads_values(trace, counted)) > 0,
         updates=folded("updates", UPDATES, lambda: in_updates(trace, _table(session, "idle_causes"), counted))
         if not on_host
         else UPDATES.to_frame(),
+        evaluations=folded(
+            "evaluations", EVALUATIONS, lambda: in_evaluations(trace, _table(session, "idle_causes"), counted)
+        ),
+        made_on_cpu=folded(
+            "made_on_cpu", MADE, lambda: made_on_cpu(trace, _table(session, "idle_causes"), counted)
+        )
+        if not on_host
+        else MADE.to_frame(),
+        losses=LOSSES.to_frame() if on_host else folded("losses", LOSSES, lambda: loss_work(trace, counted)),
+        casts=CASTS.to_frame() if on_host else folded("casts", CASTS, lambda: weight_casts(trace, counted)),
+        launches_beside=0 if on_host else total("launches_beside", both_launch),
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),
@@ -547,6 +580,11 @@ def _in_long_pauses(session: Session, counted: pl.DataFrame) -> int:
     length = pl.col("end") - pl.col("start")
     pauses = intervals.union(other.lazy(), ["rank"]).filter(length >= LONG)
     return int(pauses.select(length.sum()).collect().item() or 0)
+
+
+def _beside_work(session: Session) -> int:
+    streams = _table(session, "busiest_stream")
+    return 0 if streams is None else int(streams["beside"].sum())
 
 
 def _between_nodes(trace: Trace, session: Session, counted: pl.DataFrame) -> int:

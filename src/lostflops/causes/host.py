@@ -11,9 +11,12 @@ from lostflops.finding import Finding, milliseconds, percent
 from lostflops.naming.standing_still import stands_still
 from lostflops.recipes.idle.read_values import WAITS
 
-from .declared import BESIDE, ONE_BY_ONE, PROFILER, SLOWED
+from .declared import BESIDE, EVALUATES, MADE_ON_CPU, ONE_BY_ONE, PROFILER, SLOWED
 from .given import BETWEEN, HOST_WAITS, OTHER_HOST, Given
+from .idle.evaluation import evaluates_often
 from .idle.graphs import pauses_inside_graphs
+from .idle.made_tensors import makes_tensors
+from .idle.micro_batches import launched_for_each_micro_batch
 from .idle.named import (
     BETWEEN_FROM,
     BY_NAME,
@@ -26,6 +29,7 @@ from .idle.named import (
 )
 from .idle.optimizer import updated_one_by_one
 from .idle.profiler import profiler_works
+from .idle.threads import two_threads_launch
 from .names import made_of, spoken, untold_after_wait
 from .one_rank.held_up import PAUSES, away, held_up, ranks_held_up
 from .page_findings import PER_STEP, PageFindings
@@ -38,7 +42,8 @@ MAY_BE_BLOCKED = (
     "Linux counts {} per step in which the training thread is blocked: it may wait here instead of running, "
     "or in operators for their own threads."
 )
-TOLD = (ONE_BY_ONE.name, PROFILER.name)  # findings that say by themselves what they are made of
+# Findings that say by themselves what they are made of.
+TOLD = (ONE_BY_ONE.name, EVALUATES.name, MADE_ON_CPU.name, PROFILER.name)
 UNTOLD_FROM = 0.5  # of what waiting costs, from which on it is said that no row tells what was done
 TO_BE_READ_FROM = 0.01  # of the step, from which on kernels that compute what is read are told
 SYNCS = 4  # waits per step, from which on they come from inside it
@@ -55,6 +60,8 @@ RECORD_STACKS = re.compile(r"Record call stacks: .*|To see which Python .*")
 def join_host(page: PageFindings) -> None:
     """Name what idle time is made of, and join what is about the same gaps."""
     profiler_works(page)
+    evaluates_often(page)
+    makes_tensors(page)
     if not _waits_again_and_again(page.given):
         updated_one_by_one(page)
     for finding in [f for f in page.all() if f.recipe == "idle_summary" and f.name not in TOLD]:
@@ -69,6 +76,8 @@ def join_host(page: PageFindings) -> None:
     _detects_anomalies(page)
     _after_waits(page)
     pauses_inside_graphs(page)
+    two_threads_launch(page)
+    launched_for_each_micro_batch(page)
     _slowed_by_saving(page)
     _beside_python(page)
     _blocked(page)

@@ -25,6 +25,7 @@ from .between_ranks.in_turn import (
     within_steps,
 )
 from .given import OTHER_HOST, Given, has_stages
+from .idle.micro_batches import LAUNCHES, in_many_micro_batches
 from .lateness import (
     chain,
     explained_by_own,
@@ -395,6 +396,8 @@ def _held_back(page: PageFindings, moving: int) -> int:
 
 def asks_for(finding: Finding, given: Given) -> str:
     """The name that remedies know a finding by."""
+    if finding.name == LAUNCHES and in_many_micro_batches(given):
+        return "many-micro-batches"
     if finding.name == BUBBLE and finding.rank is not None:
         return "slow-device" if device_is_slow(finding.rank, given) else "uneven-stages"
     purpose = main_purpose(given.purposes) if finding.name == EXPOSED else ""

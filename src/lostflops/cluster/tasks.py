@@ -22,10 +22,10 @@ from lostflops.errors import LostflopsError, revived
 from lostflops.ingest import formats
 from lostflops.ingest.part import Part
 from lostflops.ingest.sources import read_all
-from lostflops.offered import entry_points
 from lostflops.recipes import named
 from lostflops.run_folder import MANIFEST
 from lostflops.session import Session, batches
+from lostflops.store.installation import entry_points
 from lostflops.store.trace import Trace, storing
 from lostflops.tables import TABLES
 from lostflops.version import __version__

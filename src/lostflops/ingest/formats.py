@@ -23,7 +23,7 @@ from lostflops import ingest
 from lostflops.errors import NotATrace, Unreadable
 from lostflops.ingest.part import Part
 from lostflops.ingest.private import Private
-from lostflops.offered import entry_points
+from lostflops.store.installation import entry_points
 from lostflops.store.trace import Quality
 
 HEAD = 512  # bytes of a file by which it is told

@@ -13,8 +13,8 @@ from functools import cache
 from importlib import import_module
 
 from lostflops.errors import NoSuchRecipe
-from lostflops.offered import entry_points
 from lostflops.recipe import Declared, Recipe
+from lostflops.store.installation import entry_points
 
 ON_REQUEST = f"{__name__}.on_request"
 

@@ -1,9 +1,13 @@
-"""Which lostflops this is, to the last edit: what one has stored, another must not take for its own."""
+"""Which lostflops this is, to the last edit: what one has stored, another must not take for its own.
+
+And what other installed packages offer to it.
+"""
 
 import hashlib
 import os
 from collections.abc import Iterator
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 from lostflops.version import __version__
@@ -27,3 +31,14 @@ def _sources(folder: str) -> Iterator[tuple[str, int, int]]:
                 yield entry.path, stat.st_size, stat.st_mtime_ns
             elif entry.name != "__pycache__" and entry.is_dir():
                 yield from _sources(entry.path)
+
+
+def entry_points(group: str) -> metadata.EntryPoints:
+    """What packages offer in a group, `lostflops.recipes` or `lostflops.formats`."""
+    return _all_entry_points().select(group=group)
+
+
+@cache
+def _all_entry_points() -> metadata.EntryPoints:
+    # Every installed package has a file that may name some: they are read once.
+    return metadata.entry_points()

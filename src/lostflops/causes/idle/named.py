@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from lostflops.causes.declared import LOGGING
+from lostflops.causes.declared import LOGGING, NO_EDIT
 from lostflops.causes.given import OTHER_HOST
 from lostflops.causes.names import (
     NAMED_FROM,
@@ -38,7 +38,7 @@ LAUNCHES = (LAUNCHING, SYNCHRONISING)  # of a function: what it asks of the GPU
 IN_PLACE = re.compile(
     r"^aten::(add|sub|mul|div|lerp|addcmul|addcdiv|sqrt|neg|sign|pow|exp|abs|reciprocal|zero)_ in "
 )
-OPTIMIZERS, ONE_LAUNCH = "torch/optim/", "cuda-graph"
+OPTIMIZERS, ONE_LAUNCH, NO_SYNC = "torch/optim/", "cuda-graph", "no-sync"
 # Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
 # lengthens just these pauses.
 BETWEEN_FROM = 0.15
@@ -119,9 +119,9 @@ def _in_pieces(page: PageFindings, part: tuple[str, int]) -> str:
 def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tuple[str, int]]) -> Finding:
     """The finding about launching, with what helps a function of the user's that changes tensors one by one,
     such as a mean of the weights: to compile the model does not."""
-    reads = _mostly_in(parts, finding.size)
+    reads = mostly_in(parts, finding.size)
     waited = names_of(page, SYNCHRONISING)
-    if reads and reads == _mostly_in(waited, sum(ns for _, ns in waited)):
+    if page.given.reads_values and reads and reads == mostly_in(waited, sum(ns for _, ns in waited)):
         return replace(
             finding,
             claim=f"{finding.claim.rstrip('.')}, mostly in {without_place(spoken(reads))}, which reads "
@@ -132,9 +132,10 @@ def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tupl
             cost_per_step=finding.size,
             ns_per_step=finding.ns_per_step + page.given.read_per_step,
             remedies=(),
+            edit=NO_SYNC,
         )
     in_place = [(name, ns) for name, ns in parts if IN_PLACE.match(name)]
-    function = _mostly_in(in_place, finding.size)
+    function = mostly_in(in_place, finding.size)
     names = page.given.names["name"].drop_nulls()
     if not function or names.str.contains(OPTIMIZERS, literal=True).any():
         return finding
@@ -144,6 +145,7 @@ def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tupl
         next=f"Change whole lists of tensors at once in {spoken(function)}: `torch._foreach_{largest}_` "
         "takes them in one call; or compile that function.",
         remedies=(),
+        edit=NO_EDIT,
     )
 
 
@@ -292,7 +294,7 @@ def _with_the_rest(page: PageFindings, finding: Finding, parts: list[tuple[str, 
 
     One that launches work does more than that, as does what a script runs outside of functions.
     """
-    function, names = _mostly_in(parts, sum(ns for _, ns in parts)), page.given.names.drop_nulls("name")
+    function, names = mostly_in(parts, sum(ns for _, ns in parts)), page.given.names.drop_nulls("name")
     inside = [name for name in names["name"].unique() if _users_function(name) == function]
     rest = names.filter(pl.col("name").is_in(inside), ~pl.col("account").is_in(finding.accounts))
     ns = int(rest["ns"].sum()) // max(1, page.given.num_steps)
@@ -312,13 +314,13 @@ def between_operators(page: PageFindings) -> None:
     whole = given.accounts.get(OTHER_HOST, 0)
     names = names_of(page, OTHER_HOST)
     is_one = any(2 * ns >= whole and _is_work(name) for name, ns in names)
-    is_one = is_one or _mostly_in([part for part in names if _of_a_library(part[0])], whole) != ""
+    is_one = is_one or mostly_in([part for part in names if _of_a_library(part[0])], whole) != ""
     if 2 * given.in_long_pauses >= whole * given.num_steps or is_one:
         return
     if not page.reaches(other.size, BETWEEN_FROM):
         page.drop(other)
         return
-    inside = _mostly_in(names, whole)
+    inside = mostly_in(names, whole)
     where = f", mostly in {without_place(spoken(inside))}" if inside else ""
     page.replace(
         other,
@@ -338,7 +340,7 @@ def launched_in_pieces(page: PageFindings) -> None:
     launching, python = page.about(LAUNCHING), page.of(BY_NAME)
     if launching is None or python is None or launching.recipe != python.recipe:
         return
-    of_both = [_mostly_in(names_of(page, f.accounts[0]), f.size) for f in (launching, python)]
+    of_both = [mostly_in(names_of(page, f.accounts[0]), f.size) for f in (launching, python)]
     if not of_both[0] or of_both[0] != of_both[1]:
         return
     cost, between = launching.size + python.size, milliseconds(python.size)
@@ -352,7 +354,7 @@ def launched_in_pieces(page: PageFindings) -> None:
         ns_per_step=max(launching.ns_per_step, python.ns_per_step),
         evidence=(f"{between} of it is Python between the launches",),
         accounts=(*launching.accounts, *python.accounts),
-        edit=",".join(filter(None, (ONE_LAUNCH, python.edit))),
+        edit=NO_SYNC if launching.edit == NO_SYNC else ",".join(filter(None, (ONE_LAUNCH, python.edit))),
     )
     page.replace(launching, made_of(told, ((spoken(name), ns) for name, ns in parts)))
 
@@ -362,7 +364,7 @@ def _of_a_library(name: str) -> bool:
     return bool(FRAME.search(name.rpartition(" in ")[0])) and not name.startswith("torch/")
 
 
-def _mostly_in(names: Sequence[tuple[str, int]], whole: int) -> str:
+def mostly_in(names: Sequence[tuple[str, int]], whole: int) -> str:
     """The user's function with more than half of a time, by the names of its parts; "" for none."""
     inside = Counter[str]()
     for name, ns in names:

@@ -15,6 +15,7 @@ from lostflops.causes.given import Given
 from lostflops.causes.names import made_of, spoken
 from lostflops.causes.page_findings import PER_STEP, PageFindings
 from lostflops.finding import Finding, milliseconds
+from lostflops.recipes.accounting import DEPENDENCY
 from lostflops.recipes.idle.updates import COMPUTE, LAUNCHING
 
 FROM = 0.05  # of a step, as of launching anywhere else
@@ -41,25 +42,35 @@ def updated_one_by_one(page: PageFindings) -> None:
         return
     class_name = given.updates["optimizer"][0]
     runs = int(launched["ns"].sum()) // steps
+    between = int(inside.filter(account=DEPENDENCY)["ns"].sum()) // steps
     by_name = inside.drop_nulls("name").group_by("name").agg(pl.col("ns").sum()).sort("name")
     names = [(str(name), ns // steps) for name, ns in by_name.iter_rows()]
     can_fuse = class_name is None or class_name in HAVE_FUSED
     of_lists = any(LISTS.match(name) for name, _ in names)
+    of = f"the {kernels:,} kernels of {f'`{class_name}`' if class_name else 'the optimizer'}"
+    takes = f"these kernels take {milliseconds(runs // kernels)} each, {milliseconds(runs)} per step, "
+    takes += "which the bound counts as well"
+    slowly, evidence = f"because the CPU launches {of} too slowly", list[str]()
+    if 2 * between > cost:
+        slowly = f"between {of}, which are launched one by one"
+    elif between:
+        evidence = [f"{milliseconds(between)} of it after a kernel was launched and before it began"]
     found = Finding(
         name=ONE_BY_ONE.name,
-        claim=f"The GPU idles {page.share(cost)} because the CPU launches the {kernels:,} kernels of "
-        f"{f'`{class_name}`' if class_name else 'the optimizer'} too slowly.",
+        claim=f"The GPU idles {page.share(cost)} {slowly}.",
         gain="at most",
-        ns_per_step=max(cost, _bound(given)),
+        # One pass over the states takes less than many do, so the kernels' own time counts as well.
+        ns_per_step=max(cost, min(_bound(given) + between, given.beside_work // steps)) + runs,
         cost_per_step=cost,
-        evidence=(f"these kernels take {milliseconds(runs // kernels)} each, {milliseconds(runs)} per step",),
+        evidence=(*evidence, takes),
         next=_next(class_name, of_lists),
         remedies=None if can_fuse else (),
         recipe="idle_summary",
-        accounts=(LAUNCHING[0],),
+        accounts=(LAUNCHING[0], *([DEPENDENCY] if between else ())),
         edit=FUSES,
     )
-    leave_rest(page, inside, LAUNCHING, "without what is inside the optimizer's step", WITHOUT_OPTIMIZER)
+    without = "without what is inside the optimizer's step"
+    leave_rest(page, inside, (*LAUNCHING, DEPENDENCY), without, WITHOUT_OPTIMIZER)
     page.put(made_of(found, ((spoken(name), ns) for name, ns in names)))
 
 

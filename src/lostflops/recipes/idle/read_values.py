@@ -1,4 +1,4 @@
-"""What the GPU computes only to be read: the kernels between two waits of the CPU that follow each other."""
+"""What the CPU waits to read, and what the GPU computes only for that: the kernels between two waits."""
 
 from __future__ import annotations
 
@@ -13,6 +13,27 @@ WAITS = (
 )
 FEW = 16  # kernels between two waits: a value needs no more, and a layer takes more
 MATRIX_WORK = ("gemm", "attention", "convolution")  # of a model, and of no value that is looked at
+MOSTLY = 0.9  # of the waits: the others come with a batch
+
+
+def reads_values(trace: Trace, counted: pl.DataFrame) -> bool:
+    """Whether nearly all waits in steps that count are for values that come from the GPU.
+
+    A copy of pageable memory to the GPU waits as well, and reads nothing.
+    """
+    launches, copies, steps = (trace.table(name) for name in ("launches", "copies", "steps"))
+    if launches is None or copies is None or steps is None:
+        return False
+    here = steps.join(counted.lazy(), on=["rank", "step"], how="semi")
+    begins = here.select("rank", "end", start=pl.coalesce("host_start", "start")).sort("start").collect()
+    waits = launches.filter(pl.col("name").cast(pl.String).str.contains(WAITS)).select("rank", "start")
+    back = copies.filter(pl.col("direction").cast(pl.String) == "device to host").select("rank", "start")
+    often, read = (
+        rows.sort("start").collect().join_asof(begins, on="start", by="rank", check_sortedness=False)
+        .filter(pl.col("start") < pl.col("end")).height
+        for rows in (waits, back)
+    )  # fmt: skip
+    return read > 0 and read >= MOSTLY * often
 
 
 def computed_to_be_read(trace: Trace, counted: pl.DataFrame) -> int:

@@ -1,11 +1,11 @@
-"""Idle time inside the optimizer's step, while the CPU launches an update in many kernels."""
+"""Idle time inside the optimizer's step, whose update is launched in many kernels."""
 
 from __future__ import annotations
 
 import polars as pl
 
 from lostflops import intervals
-from lostflops.recipes.accounting import LAUNCH_BOUND, LONG, OTHER_HOST, UNEXPLAINED
+from lostflops.recipes.accounting import DEPENDENCY, LAUNCH_BOUND, LONG, OTHER_HOST, UNEXPLAINED
 from lostflops.store.trace import Trace
 
 # What a thread does between the launches of an update: none of it remains where one call launches all.
@@ -33,9 +33,10 @@ def in_updates(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFra
     """How long the GPU idles inside steps of an optimizer while the CPU launches, by account and name, ns.
 
     `stretches` is the table of `idle_causes`, `counted` has rank and step of the steps that count. Longer
-    pauses that run other code are not part of launching. A row of the account 'compute' says how many
-    kernels these steps launch, and for how long those run. `optimizer` is its class, null where no range
-    says it. Nothing where a kernel does all of an update.
+    pauses that run other code are not part of launching. Where the CPU is ahead, the pauses between two
+    kernels of the update are there as well, under the account 'idle.dependency'. A row of the account
+    'compute' says how many kernels these steps launch, and for how long those run. `optimizer` is its class,
+    null where no range says it. Nothing where a kernel does all of an update.
     """
     spans, kernels = _steps_of_optimizers(trace), trace.table("kernels")
     if stretches is None or kernels is None or spans.is_empty():
@@ -57,6 +58,7 @@ def in_updates(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFra
     each = launched.group_by("rank").agg(pl.col("ns").sum(), kernels=pl.len())
     told = [
         by_name.with_columns(kernels=pl.lit(0)).collect(),
+        _between(stretches, kernels, launched, counted).with_columns(kernels=pl.lit(0)),
         each.with_columns(account=pl.lit(COMPUTE), name=pl.lit(None, pl.String)),
     ]
     return pl.concat(
@@ -67,17 +69,39 @@ def in_updates(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFra
     ).sort("rank", "account", "ns", "name", descending=[False, False, True, False])
 
 
+def _between(
+    stretches: pl.DataFrame, kernels: pl.LazyFrame, launched: pl.DataFrame, counted: pl.DataFrame
+) -> pl.DataFrame:
+    """Pauses after launching between two of these kernels that follow each other: rank, account, name, ns.
+
+    Work of another stream, such as a collective that the update waits for, stands between and parts them.
+    """
+    mine = launched.select("rank", "start", mine=pl.lit(True)).unique().lazy()
+    order = kernels.select("rank", "start").sort("rank", "start").join(
+        mine, on=["rank", "start"], how="left", maintain_order="left"
+    ).with_columns(pl.col("mine").fill_null(False))  # fmt: skip
+    follows = pl.col("mine").shift().over("rank").fill_null(False)
+    inside = order.filter(pl.col("mine"), follows).select("rank", end="start").unique()
+    pauses = stretches.lazy().filter(account=DEPENDENCY).join(counted.lazy(), on=["rank", "step"], how="semi")
+    each = pauses.join(inside, on=["rank", "end"], how="semi").group_by("rank", "account")
+    return (
+        each.agg(ns=(pl.col("end") - pl.col("start")).sum())
+        .select("rank", "account", "ns", name=pl.lit(None, pl.String))
+        .collect()
+    )
+
+
 def _launched(
     trace: Trace, kernels: pl.LazyFrame, cover: pl.LazyFrame, counted: pl.DataFrame
 ) -> pl.DataFrame:
-    """The kernels that were launched inside these intervals in steps that count: rank, name, ns."""
+    """The kernels that were launched inside these intervals in steps that count: rank, name, start, ns."""
     steps = trace.table("steps")
     begun = pl.coalesce("host_start", "start")
     order = pl.DataFrame() if steps is None else steps.select("rank", "step", at=begun).sort("at").collect()
     held = cover.select("rank", at="start", until="end").sort("at").collect()
     asked = (
         kernels.filter(pl.col("launch_start").is_not_null())
-        .select("rank", "name", at="launch_start", ns=pl.col("end") - pl.col("start"))
+        .select("rank", "name", "start", at="launch_start", ns=pl.col("end") - pl.col("start"))
         .sort("at")
         .collect()
         .join_asof(held, on="at", by="rank", check_sortedness=False)
@@ -86,7 +110,7 @@ def _launched(
     if steps is not None:
         placed = asked.join_asof(order, on="at", by="rank", check_sortedness=False)
         asked = placed.join(counted, on=["rank", "step"], how="semi")
-    return asked.select("rank", "name", "ns")
+    return asked.select("rank", "name", "start", "ns")
 
 
 def _steps_of_optimizers(trace: Trace) -> pl.DataFrame:

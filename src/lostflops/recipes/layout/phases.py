@@ -83,7 +83,7 @@ def collective_phases(
     )
     many = windows.group_by("rank").agg(steps=pl.len().cast(pl.Int64))
     rows = _issued(collectives, kernels)
-    spoken = _spoken(operators, windows)
+    spoken = spoken_phases(operators, windows)
     found = (
         rows.join_asof(windows, left_on="at", right_on="opened", by="rank", check_sortedness=False)
         .filter(pl.col("at") < pl.col("closed"))
@@ -134,7 +134,7 @@ def _issued(collectives: pl.LazyFrame, kernels: pl.LazyFrame | None) -> pl.DataF
     )
 
 
-def _spoken(operators: pl.LazyFrame | None, windows: pl.DataFrame) -> pl.DataFrame:
+def spoken_phases(operators: pl.LazyFrame | None, windows: pl.DataFrame) -> pl.DataFrame:
     """When another phase was spoken of on each rank, or another of its steps had begun, and how many backward
     passes had begun by then."""
     schema = {"rank": pl.Int32, "at": pl.Int64, "phase": pl.String, "round": pl.Int64}

@@ -1,0 +1,54 @@
+"""An evaluation inside the steps: what it takes of them, and that it can be made less often."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from lostflops.causes.declared import EVALUATES
+from lostflops.causes.page_findings import PageFindings
+from lostflops.finding import Finding, milliseconds
+from lostflops.recipes.idle.evaluations import COMPUTE, HOST
+
+from .optimizer import leave_rest
+
+FROM = 0.05  # of a step
+OFTEN = 0.5  # of the steps: one evaluation in a few recorded steps may be rare in the job
+
+
+def evaluates_often(page: PageFindings) -> None:
+    """Tell what evaluations take of the steps by itself, where most steps have one."""
+    given, steps = page.given, max(1, page.given.num_steps)
+    host = given.evaluations.filter(account=HOST)
+    idle = given.evaluations.filter(~pl.col("account").is_in([HOST, COMPUTE]))
+    computes = int(given.evaluations.filter(account=COMPUTE)["ns"].sum()) // steps
+    times, idles = int(host["steps"].sum()), int(idle["ns"].sum()) // steps
+    if given.on_host or times < OFTEN * steps or not page.reaches(computes + idles, FROM):
+        return
+    each = "each step" if times == steps else f"{times} of {steps} steps"
+    spent = int(host["ns"].sum()) // steps
+    alone = len(given.steps) == 1  # ranks that evaluate one after the other wait for each other
+    leave_rest(page, idle, sorted(set(idle["account"])), "without what lies in the evaluation")
+    page.put(
+        Finding(
+            name=EVALUATES.name,
+            claim=f"The Trainer evaluates in {each}, which takes {page.share(computes + idles)}.",
+            gain="at most" if alone else "unknown",
+            # What else the busiest stream does stays.
+            ns_per_step=min(spent, given.beside_work // steps) + computes if alone else 0,
+            cost_per_step=computes + idles,
+            evidence=(
+                f"the GPU computes {milliseconds(computes)} of it and idles {milliseconds(idles)}",
+                *(
+                    [f"upper limit: the CPU's {milliseconds(spent)} and the GPU's time in it"]
+                    if alone
+                    else []
+                ),
+            ),
+            next="Evaluate less often: a larger `eval_steps` in `TrainingArguments`, or "
+            '`eval_strategy="epoch"`. A smaller evaluation set, or a larger '
+            "`per_device_eval_batch_size`, shortens each.",
+            remedies=(),
+            recipe="idle_summary",
+            accounts=tuple(sorted(set(idle["account"]))),
+        )
+    )

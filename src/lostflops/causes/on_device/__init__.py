@@ -1,0 +1,1 @@
+"""What the GPU computes that need not be, or not so often."""

@@ -1,0 +1,56 @@
+"""An evaluation inside the steps: what it takes, and when it is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import lostflops
+from eager_jobs import Eager, EagerStep, recorded, step_of
+from lostflops.finding import Finding
+
+TRAINER = "transformers/trainer.py"
+
+
+def evaluated(step: EagerStep, frame: str = f"{TRAINER}(4100): evaluate") -> None:
+    around = (f"{TRAINER}(2600): _maybe_log_save_evaluate", frame, f"{TRAINER}(4280): evaluation_loop")
+    with step.frames(*around, f"{TRAINER}(4480): prediction_step"):
+        for _ in range(3):
+            step.forward()
+            step.item()
+    with step.frames(*around, "transformers/trainer_pt_utils.py(100): nested_concat"):
+        step.p.work(3000)
+
+
+def why(folder: Path, job: Eager) -> dict[str, Finding]:
+    return {f.name: f for f in lostflops.why(recorded(folder, job)).findings}
+
+
+@pytest.mark.parametrize("gemm_us", [40, 200])
+def test_an_evaluation_in_each_step_is_to_be_made_less_often(tmp_path: Path, gemm_us: float) -> None:
+    """The same job without it is faster by what the finding says, and by no more than its bound."""
+    job = Eager(gemm_us=gemm_us, after=evaluated, stacks=True, host_us=8, reads=True)
+    found = why(tmp_path / "with", job)
+    one = found["evaluation-inside-step"]
+    assert one.claim.startswith("The Trainer evaluates in each step, which takes ")
+    assert "`eval_steps`" in one.next and '`eval_strategy="epoch"`' in one.next
+    saved = step_of(tmp_path / "with") - step_of(recorded(tmp_path / "without", replace(job, after=None)))
+    assert abs(saved - one.size) < 0.1 * saved and saved <= one.ns_per_step < 1.5 * saved
+    assert not {"host-busy-elsewhere", "launch-bound"} & {*found}
+
+
+def test_what_only_has_its_name_is_no_evaluation_of_the_trainer(tmp_path: Path) -> None:
+    job = Eager(gemm_us=40, stacks=True, host_us=8)
+    ours = replace(job, after=partial(evaluated, frame="metrics.py(9): evaluate"))
+    assert "evaluation-inside-step" not in why(tmp_path / "ours", ours)
+    assert "evaluation-inside-step" not in why(tmp_path / "healthy", job)
+
+
+def test_one_evaluation_in_the_recording_may_be_rare_in_the_job(tmp_path: Path) -> None:
+    numbers = iter(range(100))
+    once = Eager(gemm_us=40, stacks=True, host_us=8)
+    once.after = lambda step: evaluated(step) if next(numbers) == 3 else None
+    assert "evaluation-inside-step" not in why(tmp_path, once)
