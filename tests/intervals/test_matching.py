@@ -631,3 +631,26 @@ def test_instances_that_arrive_at_once_are_numbered_by_their_names_whenever_that
 def test_an_operation_without_a_group_is_one_of_the_group_of_all_ranks() -> None:
     table = matched([row(0, 0, 9), row(1, 7, 9, group=WORLD)])
     assert table["instance"].to_list() == [0, 0] and table["wait"].to_list() == [7, 0]
+
+
+def test_of_several_sizes_of_the_job_the_largest_counts() -> None:
+    known = [{"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 4}]
+    (said,) = reasons(matched([row(0, 0, 9), row(1, 3, 9)], known))
+    assert said == "only 2 of 4 ranks are here and its group is unknown"
+
+
+def test_a_lane_that_began_apart_lines_up_at_its_end_beside_one_that_did_not() -> None:
+    """Both ranks recorded three operations of `a`, and of `b` rank 1 one more, before the others."""
+    a, b = {"group": "a [0, 1]", "group_size": 2}, {"group": "b [0, 1]", "group_size": 2}
+    rows = [row(r, 100 * n + 10 * r, 100 * n + 30, **a) for r in (0, 1) for n in range(1, 4)]
+    rows += [row(r, 100 * n + 50 + 10 * r, 100 * n + 80, **b) for r in (0, 1) for n in range(1 - r, 4)]
+    table = matched(rows, sure(0))
+    assert table.filter(pl.col("wait").is_null()).select("rank", "start").rows() == [(1, 60)]
+    assert table.filter(pl.col("wait").is_not_null()).group_by("rank", "wait").len().sort("rank").rows() == [
+        (0, 10, 6), (1, 0, 6),
+    ]  # fmt: skip
+
+
+def test_one_that_is_alone_in_its_group_leads_by_nothing() -> None:
+    rows = [row(0, start, start + 9, group="0 [0]", group_size=1, sequence=start) for start in (100, 300)]
+    assert matched(rows).select("lead", "wait").rows() == [(0, 0), (0, 0)]
