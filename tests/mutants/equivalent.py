@@ -167,6 +167,8 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("return 0", "0 -> -1"): "asked only whether there are several",
         ("known = ranks.select(", "keep='first') -> "): "this Polars keeps the first all the same",
         ("keys = np.full((given.height, 5), -1)", "1 -> 2"): "a number that no key has",
+        ("of = np.flatnonzero(keys[:, 0]", "0 -> "): "all of a key is known, or none",
+        ("column = pl.Series(np.where(known, whole, 0))", "0 -> "): "null takes its place",
         ("source, target = (np.where(pair,", "0 -> "): "what is no pair has one source either way",
         ("return np.where(told, began - end, 0)", "0 -> -1"): "neither contradicts anything",
         ("return np.maximum.reduceat(", "0 -> 1"): "there are no values",
