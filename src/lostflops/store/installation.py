@@ -5,10 +5,11 @@ And what other installed packages offer to it.
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from lostflops.version import __version__
 
@@ -33,12 +34,13 @@ def _sources(folder: str) -> Iterator[tuple[str, int, int]]:
                 yield from _sources(entry.path)
 
 
-def entry_points(group: str) -> metadata.EntryPoints:
+def entry_points(group: str) -> Sequence[metadata.EntryPoint]:
     """What packages offer in a group, `lostflops.recipes` or `lostflops.formats`."""
-    return _all_entry_points().select(group=group)
+    return tuple(_all_entry_points().select(group=group))
 
 
 @cache
-def _all_entry_points() -> metadata.EntryPoints:
-    # Every installed package has a file that may name some: they are read once.
+def _all_entry_points() -> Any:
+    # Every installed package has a file that may name some: they are read once. What Python 3.11 gives has
+    # another type than what later ones do; both select.
     return metadata.entry_points()
