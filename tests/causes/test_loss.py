@@ -12,6 +12,7 @@ import pytest
 import lostflops
 from eager_jobs import SMALL, Eager, EagerStep, recorded, step_of
 from lostflops.finding import Finding
+from lostflops.recipes.operators.traffic import extents
 
 SOFTMAX = (
     "void at::native::cunn_SoftMaxForward<4, float, float, float, at::native::LogSoftMaxForwardEpilogue>()"
@@ -90,3 +91,36 @@ def test_a_softmax_without_a_loss_is_none(tmp_path: Path) -> None:
         step.operator("aten::_log_softmax", (SOFTMAX, 3_000), **shaped(128_000))
 
     assert "loss-over-vocabulary" not in why(tmp_path, replace(JOB, loss=sampled))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"Input Dims": {"a": 1}, "Input type": ["float"]},
+        {"Input Dims": [[2**70, 2**70]], "Input type": ["float"]},
+        {"Input Dims": [[4096, 1e30]], "Input type": ["float"]},
+        {"Input Dims": [["a", None]], "Input type": 7},
+        {"Input Dims": [[4096, 128_000]], "Input type": {"a": 1}},
+    ],
+)
+def test_shapes_and_types_that_are_none_tell_of_no_loss(
+    told: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "shaped", lambda *of: told)
+    assert "loss-over-vocabulary" not in why(tmp_path, with_loss(128_000))
+
+
+def test_a_loss_of_an_unknown_type_is_told_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"Input Dims": [[4096, 128_000]], "Input type": [[1]]}
+    monkeypatch.setitem(globals(), "shaped", lambda *of: told)
+    claim = why(tmp_path, with_loss(128_000))["loss-over-vocabulary"].claim
+    assert claim.startswith("The loss over 128,000 words takes") and "fp32" not in claim
+
+
+def test_extents_are_those_of_tensors() -> None:
+    assert extents('[[2, 3], [], 5, {}, [-1], [true], [1e9], [99999999999, 99999999999]]') == [
+        (2, 3), (), (), (), (), (), (), (),
+    ]  # fmt: skip
+    assert extents(None) == extents("7") == extents("[" * 3000 + "]" * 3000) == extents("[") == []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from math import prod
-from typing import Any
 
 import polars as pl
 
 from lostflops import intervals
 from lostflops.naming.classification import operator_facts
+from lostflops.recipes.operators.traffic import extents, types
 from lostflops.store.trace import Trace
 
 LOSS = r"^aten::(?:_?log_softmax(?:_backward_data)?|nll_loss(?:_nd|_forward|_backward)?|cross_entropy_loss)$"
@@ -102,24 +101,20 @@ def loss_work(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
 
 def _logits(rows: pl.DataFrame) -> tuple[int, int, str] | None:
     """How many logits the largest softmax has, over how many words, and of which type."""
-    found: list[tuple[int, int, str]] = []
-    for shapes, dtypes in rows.select("shapes", "dtypes").unique().drop_nulls().iter_rows():
-        extents, types = _first(shapes), json.loads(dtypes or "[]")
-        if extents and types:
-            found.append((prod(extents), extents[-1], str(types[0])))
+    found = [
+        (prod(first), first[-1], known[0])
+        for shapes, dtypes in rows.select("shapes", "dtypes").unique().drop_nulls().iter_rows()
+        if (first := _first(shapes)) and (known := types(dtypes))
+    ]
     return max(found, default=None)
 
 
-def _first(shapes: str) -> list[int]:
+def _first(shapes: str) -> tuple[int, ...]:
     """The extents of the first tensor; none where it is not one."""
-    try:
-        told: Any = json.loads(shapes)
-        return [int(n) for n in told[0]]
-    except (ValueError, TypeError, IndexError):
-        return []
+    return next(iter(extents(shapes)), ())
 
 
 def _goes_through(shapes: str, logits: int, words: int) -> bool:
     """Whether an operator's first tensor is as good as all logits."""
-    extents = _first(shapes)
-    return bool(extents) and extents[-1] == words and prod(extents) >= MOST_OF_THEM * logits
+    first = _first(shapes)
+    return bool(first) and first[-1] == words and prod(first) >= MOST_OF_THEM * logits

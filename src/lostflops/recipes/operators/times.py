@@ -244,6 +244,6 @@ def compact(text: str) -> str | None:
     """JSON without blanks; None where it is not a list, or an empty one."""
     try:
         value: object = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return json.dumps(value, separators=(",", ":")) if isinstance(value, list) and value else None

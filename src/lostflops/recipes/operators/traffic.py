@@ -91,9 +91,27 @@ def precision_of(dtypes: str | None) -> str | None:
 def _list(text: str | None) -> Sequence[Any]:
     try:
         value: object = json.loads(text or "[]")
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def extents(shapes: str | None) -> list[tuple[int, ...]]:
+    """The extents of each input; () for one that is no tensor, or that no memory holds."""
+    return [tuple(one) if _is_shape(one) else () for one in _list(shapes)]
+
+
+def types(dtypes: str | None) -> list[str]:
+    """The type of each input; empty for what none is told of."""
+    return [one if isinstance(one, str) else "" for one in _list(dtypes)]
+
+
+def _is_shape(shape: Any) -> bool:
+    return (
+        isinstance(shape, list)
+        and all(type(n) is int and n >= 0 for n in cast("list[Any]", shape))
+        and prod(cast("list[int]", shape)) <= MOST
+    )
 
 
 def _tensors(shapes: str | None, dtypes: str | None) -> Tensors:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import polars as pl
 
+from lostflops.recipes.operators.traffic import extents
 from lostflops.store.trace import Trace
 
 # Under autocast each of these is called with fp32 weights, casts them, and calls itself with the copies.
@@ -30,10 +28,10 @@ def weight_casts(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
     asked = name.str.contains(WEIGHED) | name.is_in([CAST, BACK])
     rows = operators.filter(asked).select(*LANE, "start", "end", name, texts).sort("start").collect()
     weighed = rows.filter(pl.col("name").str.contains(WEIGHED)).drop_nulls("shapes")
-    extents = {text: _extents(text) for text in rows["shapes"].unique().drop_nulls()}
-    inputs = {extents[text][0] for text in weighed["shapes"].unique() if len(extents[text]) > 1}
-    weights = {extents[text][1] for text in weighed["shapes"].unique() if len(extents[text]) > 1} - inputs
-    of_weights = [text for text, told in extents.items() if told and told[0] in weights]
+    shapes = {text: extents(text) for text in rows["shapes"].unique().drop_nulls()}
+    called = [shapes[text] for text in weighed["shapes"].unique() if len(shapes[text]) > 1]
+    weights = {told[1] for told in called} - {told[0] for told in called} - {()}
+    of_weights = [text for text, told in shapes.items() if told and told[0] in weights]
     casts = rows.filter(pl.col("name") == CAST, pl.col("shapes").is_in(of_weights))
     if casts.is_empty():
         return CASTS.to_frame()
@@ -81,12 +79,3 @@ def _inside(casts: pl.DataFrame, outer: pl.DataFrame) -> pl.DataFrame:
     around = outer.select(*LANE, "start", until="end").sort("start")
     held = casts.sort("start").join_asof(around, on="start", by=LANE, check_sortedness=False)
     return held.filter(pl.col("end") <= pl.col("until")).select(*LANE, "start", "end")
-
-
-def _extents(shapes: str) -> list[tuple[int, ...]]:
-    """The extents of each input that is a tensor; none where the text does not tell."""
-    try:
-        told: Any = json.loads(shapes)
-        return [tuple(map(int, one)) for one in told]
-    except (ValueError, TypeError):
-        return []
