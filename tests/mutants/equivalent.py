@@ -18,6 +18,7 @@ LATENESS = "lostflops.causes.lateness"
 ORDERS_APART = "causes claim in the order of these numbers, which are ten apart"
 PAIRS_OR_NONE = "a lane holds ends of sends, or none"
 ONE_END = "it has one of each at most"
+FURTHER = "all lie as much further along the axis"
 A_HINT = "Polars pushes nothing through here either way"
 
 EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
@@ -47,6 +48,11 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("place = np.where(found >= 0,", "1 -> 0"): "where there are no rows none is found",
         ("group = points.join(groups,", "how='left'"): "each point has its group",
         ("by_group = np.argsort(", "kind='stable'"): "the points of a group are looked up one by one",
+        ("SHORT = 2**15", "2 -> 1"): "all numbers are ordered the longer way, alike",
+        (
+            "if len(bounds) > MANY_GROUPS",
+            "if not len",
+        ): "more or fewer groups are ranked together, to the same ranks",
         ("SHORT = 2**15", "15 -> 14"): "numbers between are ordered the longer way, alike",
         ("MANY_GROUPS = 1000", "1000 ->"): "more or fewer groups are ranked together, to the same ranks",
         ("if len(bounds) > MANY_GROUPS", ">= MANY_GROUPS"): "the same",
@@ -117,12 +123,23 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("return windows.filter(pl.col(", "'start' -> 'end'"): "edges are put in order below",
         ("layer = np.concatenate([np.full(windows, -1)", "1 -> 2"): "a number that no layer has",
         ("none = windows.clear()", "0 -> "): "an empty frame has no number",
+        ("order = np.argsort(group", "scattered(group)"): "each row's share is the same whatever the order",
         ("order = np.argsort(group", "argsort(group"): "each row's share is the same whatever the order",
         ("first = np.searchsorted(closes, begins", "side='right'"): "what meets in a point is left out below",
         ("order = row_order(rows, [by,", "'start' -> 'end'"): "the pieces of a group are disjoint",
         ("return rows if (order[1:] > order[:-1])", ">= order"): "no position comes twice",
     },
     "lostflops.intervals.order": {
+        ("place = (np.cumsum(begins) - 1) * width", "cumsum(begins) + 1"): FURTHER,
+        ("place = (np.cumsum(begins) - 1) * width", "1 -> 2"): FURTHER,
+        ("filled = [side for side in sides if", "0 -> 1"): "a side's columns are equally long",
+        ("return [side[1] for side in sides]", "1 -> 0"): "all of them are empty",
+        ("width = high - low + 1", "1 -> 2"): "wider than the values are apart",
+        ("if width * (most - least + 1) <", "1 -> 2"): "the slower way gives the same order",
+        ("return [(group.astype(np.int64) - least)", "+ least"): FURTHER,
+        ("return [(group.astype(np.int64) - least)", "at + low"): FURTHER,
+        ("return [np.searchsorted(known, group) * width", "at + low"): FURTHER,
+        ("if width * len(known) <", "<= np"): "the slower way gives the same order",
         ("if not len(keys[0]):", "0 -> -1"): "keys are equally long",
         ("other = np.ones(len(keys[0])", "0 -> -1"): "keys are equally long",
         ("begins = np.r_[True, group", "True -> False"): "all groups lie one further ahead",
@@ -170,6 +187,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("of = np.flatnonzero(keys[:, 0]", "0 -> "): "all of a key is known, or none",
         ("column = pl.Series(np.where(known, whole, 0))", "0 -> "): "null takes its place",
         ("source, target = (np.where(pair,", "0 -> "): "what is no pair has one source either way",
+        ("order = np.argsort(first, kind=", "-> np.argsort(first)"): "what is tied is put in turn below",
         ("return np.where(told, began - end, 0)", "0 -> -1"): "neither contradicts anything",
         ("return np.maximum.reduceat(", "0 -> 1"): "there are no values",
         ("return _Agreement(", "1 -> 0"): "what has no part that is timed says nothing of it",
