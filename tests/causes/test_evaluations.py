@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import eager_jobs
 import lostflops
 from eager_jobs import Eager, EagerStep, recorded, step_of
 from lostflops.finding import Finding
@@ -54,3 +55,12 @@ def test_one_evaluation_in_the_recording_may_be_rare_in_the_job(tmp_path: Path) 
     once = Eager(gemm_us=40, stacks=True, host_us=8)
     once.after = lambda step: evaluated(step) if next(numbers) == 3 else None
     assert "evaluation-inside-step" not in why(tmp_path, once)
+
+
+def test_one_evaluation_in_one_recorded_step_may_be_rare_in_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eager_jobs, "STEPS", 1)
+    page = lostflops.why(recorded(tmp_path, Eager(gemm_us=40, after=evaluated, stacks=True, host_us=8)))
+    assert len(page.steps) == 1
+    assert "evaluation-inside-step" not in {found.name for found in page.findings}

@@ -12,7 +12,8 @@ from lostflops.recipes.idle.evaluations import COMPUTE, HOST
 from .optimizer import leave_rest
 
 FROM = 0.05  # of a step
-OFTEN = 0.5  # of the steps: one evaluation in a few recorded steps may be rare in the job
+# Of the steps, and of a rank's: one evaluation in a few recorded steps may be rare in the job.
+OFTEN, LEAST = 0.5, 2
 
 
 def evaluates_often(page: PageFindings) -> None:
@@ -22,7 +23,8 @@ def evaluates_often(page: PageFindings) -> None:
     idle = given.evaluations.filter(~pl.col("account").is_in([HOST, COMPUTE]))
     computes = int(given.evaluations.filter(account=COMPUTE)["ns"].sum()) // steps
     times, idles = int(host["steps"].sum()), int(idle["ns"].sum()) // steps
-    if given.on_host or times < OFTEN * steps or not page.reaches(computes + idles, FROM):
+    often = times >= OFTEN * steps and (host["steps"].max() or 0) >= LEAST
+    if given.on_host or not often or not page.reaches(computes + idles, FROM):
         return
     each = "each step" if times == steps else f"{times} of {steps} steps"
     spent = int(host["ns"].sum()) // steps
