@@ -23,7 +23,7 @@ def evaluates_often(page: PageFindings) -> None:
     idle = given.evaluations.filter(~pl.col("account").is_in([HOST, COMPUTE]))
     computes = int(given.evaluations.filter(account=COMPUTE)["ns"].sum()) // steps
     times, idles = int(host["steps"].sum()), int(idle["ns"].sum()) // steps
-    often = times >= OFTEN * steps and (host["steps"].max() or 0) >= LEAST
+    often = times >= OFTEN * steps and not host.filter(pl.col("steps") >= LEAST).is_empty()
     if given.on_host or not often or not page.reaches(computes + idles, FROM):
         return
     each = "each step" if times == steps else f"{times} of {steps} steps"
