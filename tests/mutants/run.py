@@ -167,7 +167,7 @@ def tried(
 ) -> Result:
     """Up to `number` of the module's mutants, drawn by `seed`, against its tests.
 
-    With `kept`, an earlier result, those that survived then.
+    With `kept`, an earlier result, those that survived then and have no reason.
     """
     source = _path(module).read_text()
     tests = CORE[module]
@@ -183,8 +183,10 @@ def tried(
     patience = max(LEAST_PATIENCE, PATIENCE * (time.monotonic() - started))
     found = changes(ast.parse(source))
     numbers = [n for n, change in enumerate(found) if lines is None or change.line in lines]
+    lines_of = source.splitlines()
+    explained = [s for s in kept.survivors if why(module, s.line, s.words)] if kept is not None else []
     if kept is not None:
-        lines_of, before = source.splitlines(), {(s.line, s.words) for s in kept.survivors}
+        before = {(s.line, s.words) for s in kept.survivors if s not in explained}
         numbers = [n for n in numbers if (lines_of[found[n].line - 1].strip(), found[n].words) in before]
         number = len(numbers)
     sample = sorted(random.Random(f"{seed} {module}").sample(numbers, min(number, len(numbers))))
@@ -214,6 +216,8 @@ def tried(
         session.end()
     if kept is not None:
         done = min(kept.tried, len(found)) if done == len(sample) else 0
+        here = {(lines_of[change.line - 1].strip(), change.words) for change in found}
+        survivors += [s for s in explained if (s.line, s.words) in here]
     return Result(module, len(found), done, survivors)
 
 
