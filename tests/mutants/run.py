@@ -201,7 +201,7 @@ def tried(
         words = change.words
         change.apply()
         code = _compiled(tree, _path(module))
-        line = source.splitlines()[change.line - 1].strip()
+        line = lines_of[change.line - 1].strip()
         known = why(module, line, words)
         found_out = NOT_HERE if session is None else session.tried(code)
         seems = found_out == SURVIVES and (known is not None or not confirmed)

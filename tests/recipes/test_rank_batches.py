@@ -200,3 +200,15 @@ def test_who_is_waited_for_does_not_depend_on_spans_of_time(
     assert given[0] is not None
     monkeypatch.setattr(waited_for, "AT_ONCE", given[0].height // 2)
     assert once.height and wanted(*frames).collect().equals(once)
+
+
+@pytest.mark.usefixtures("in_pairs")
+def test_some_ranks_at_a_time_are_all_ranks_that_count(trace: Trace) -> None:
+    counted = pl.DataFrame(
+        {"rank": [0, 4, 5], "step": [2, 2, 3]}, schema={"rank": pl.Int32, "step": pl.Int64}
+    )
+
+    def told(some: Trace, steps: pl.DataFrame) -> tuple[list[int], list[int]]:
+        return batches.ranks_of(some), steps["rank"].to_list()
+
+    assert batches.of_each_group(trace, counted, told) == [([0, 1], [0]), ([4, 5], [4, 5])]

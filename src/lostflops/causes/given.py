@@ -28,6 +28,7 @@ from lostflops.recipes.operators.weight_casts import CASTS, weight_casts
 from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.recipes.transfers import lengthened
 from lostflops.session import Answer, Session, Skipped
+from lostflops.session.batches import Told, of_each_group
 from lostflops.store.trace import Trace
 
 from .declared import edits, remedies
@@ -348,8 +349,13 @@ def gather(
         except LostflopsError:  # what one recipe cannot answer must not cost the reader the page
             return empty.to_frame()
 
-    def both_launch(session: Session, counted: pl.DataFrame) -> int:
-        return launches_beside(trace, _table(session, "idle_causes"), counted)
+    stretches = partial(_table, session, "idle_causes")
+
+    def on_device(name: str, empty: pl.Schema, told: Told[pl.DataFrame]) -> pl.DataFrame:
+        none = empty.to_frame()
+        if on_host:
+            return none
+        return folded(name, empty, lambda: pl.concat([none, *of_each_group(trace, counted, told)]))
 
     def total(name: str, fold: Callable[[Session, pl.DataFrame], int]) -> int:
         made = folded(name, TOTAL, lambda: pl.DataFrame({"ns": [fold(session, counted)]}, schema=TOTAL))
@@ -366,9 +372,7 @@ def gather(
         flops=dict(folded("flops", ASKED, lambda: asked_flops(trace, counted)).iter_rows()) if many else {},
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
-        micro_batches=0
-        if on_host
-        else total("micro_batches", lambda _, counted: micro_batches(trace, counted)),
+        micro_batches=0 if on_host else total("micro_batches", lambda _, steps: micro_batches(trace, steps)),
         beside_work=total("beside_work", lambda session, _: _beside_work(session)) if not on_host else 0,
         between_nodes=total("between_nodes", partial(_between_nodes, trace)) if not on_host else 0,
         # All kernels, so only where values are read at a cost.
@@ -376,20 +380,16 @@ def gather(
         if not on_host and any(f.name == HOST_WAITS for a in answers.values() for f in a.findings)
         else 0,
         reads_values=on_host or total("reads_values", lambda _, counted: reads_values(trace, counted)) > 0,
-        updates=folded("updates", UPDATES, lambda: in_updates(trace, _table(session, "idle_causes"), counted))
+        updates=folded("updates", UPDATES, lambda: in_updates(trace, stretches(), counted))
         if not on_host
         else UPDATES.to_frame(),
-        evaluations=folded(
-            "evaluations", EVALUATIONS, lambda: in_evaluations(trace, _table(session, "idle_causes"), counted)
-        ),
-        made_on_cpu=folded(
-            "made_on_cpu", MADE, lambda: made_on_cpu(trace, _table(session, "idle_causes"), counted)
-        )
-        if not on_host
-        else MADE.to_frame(),
-        losses=LOSSES.to_frame() if on_host else folded("losses", LOSSES, lambda: loss_work(trace, counted)),
-        casts=CASTS.to_frame() if on_host else folded("casts", CASTS, lambda: weight_casts(trace, counted)),
-        launches_beside=0 if on_host else total("launches_beside", both_launch),
+        evaluations=on_device("evaluations", EVALUATIONS, lambda t, at: in_evaluations(t, stretches(), at)),
+        made_on_cpu=on_device("made_on_cpu", MADE, lambda t, steps: made_on_cpu(t, stretches(), steps)),
+        losses=on_device("losses", LOSSES, loss_work),
+        casts=on_device("casts", CASTS, weight_casts),
+        launches_beside=0
+        if on_host
+        else total("launches_beside", lambda _, steps: launches_beside(trace, stretches(), steps)),
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),

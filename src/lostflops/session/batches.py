@@ -7,8 +7,8 @@ all of them. Ranks are split here, or over the workers of a cluster, by the same
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import polars as pl
 
@@ -19,6 +19,9 @@ from lostflops.tables import TABLES
 # So many events a part holds, if not a rank alone has more: fewer, and planning takes longer than computing.
 EVENTS = 2_000_000
 
+T = TypeVar("T")
+Told = Callable[[Trace, pl.DataFrame], T]
+"""Answers about a trace and the rows of steps that count."""
 Group = tuple[int, ...]
 Given = dict[str, Sequence[pl.DataFrame] | None]
 """What a recipe reads, by name: of another recipe its table in parts, none where that is not answered; of a
@@ -84,3 +87,15 @@ def of_ranks(trace: Trace, group: Group | None) -> Trace:
         return trace
     ranks = frozenset(group)
     return trace.select(ranks if trace.ranks is None else trace.ranks & ranks)
+
+
+def of_each_group(trace: Trace, counted: pl.DataFrame, told: Told[T]) -> list[T]:
+    """What `told` says of some ranks at a time, of the trace seen through them and their rows of `counted`.
+
+    Ranks of which `counted` has none are left out.
+    """
+    each = groups(trace)
+    if each == [None]:
+        return [told(trace, counted)]
+    theirs = ((group, counted.filter(pl.col("rank").is_in(group or ()))) for group in each)
+    return [told(of_ranks(trace, group), rows) for group, rows in theirs if not rows.is_empty()]
