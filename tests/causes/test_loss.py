@@ -119,6 +119,12 @@ def test_a_loss_of_an_unknown_type_is_told_without_it(
     assert claim.startswith("The loss over 128,000 words takes") and "fp32" not in claim
 
 
+def test_a_step_that_is_mostly_products_is_not_called_bound_by_its_loss(tmp_path: Path) -> None:
+    """The loss takes 3 of 19 ms, matrix products take 14."""
+    verdict = lostflops.why(recorded(tmp_path, with_loss(128_000))).verdict
+    assert verdict == "A costly loss: 15.9 % of the 18.9 ms step is the loss over the vocabulary."
+
+
 def test_extents_are_those_of_tensors() -> None:
     assert extents('[[2, 3], [], 5, {}, [-1], [true], [1e9], [99999999999, 99999999999]]') == [
         (2, 3), (), (), (), (), (), (), (),

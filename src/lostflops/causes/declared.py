@@ -82,7 +82,7 @@ LOSS = Made(
     "loss-over-vocabulary",
     "The loss over 128,000 words takes 9.20 ms per step (22 %) of GPU time, in fp32.",
     ("fused-loss",),
-    Verdict("Bound by the loss", "the loss over the vocabulary"),
+    Verdict("A costly loss", "the loss over the vocabulary"),
 )
 CASTS = Made(
     "autocast-casts-weights",
