@@ -14,6 +14,7 @@ from lostflops.causes.lateness import (
     LateTogether,
     _alone,  # pyright: ignore[reportPrivateUsage]
     _excess_by_step,  # pyright: ignore[reportPrivateUsage]
+    _longer_steps,  # pyright: ignore[reportPrivateUsage]
     chain,
     explained_by_own,
     explained_by_work,
@@ -125,6 +126,7 @@ def test_a_replay_says_of_a_rank_what_it_alone_is_or_of_the_slowest() -> None:
     assert alone(other, {**mine, "rank": 0, "removal": 0.1}, slowest, mine) == 0.5
     assert alone(other, {**mine, "removal": None}, {**slowest, "name": "0", "removal": 0.2}, slowest) == 0.9
     assert alone(other, {**mine, "name": "1", "rank": 0}) is None
+    assert alone({**mine, "removal": None}, {**slowest, "removal": None}) is None
     assert _alone(1, given([])) is None
 
 
@@ -280,11 +282,41 @@ def test_a_stage_passes_on_what_is_more_than_twice_its_lead(
     assert told is not None and (told.ns, told.explains, told.waited) == (ns, explains, waited)
 
 
-def test_a_lead_that_is_not_known_is_none_of_a_rank_that_is_blamed() -> None:
+@pytest.mark.parametrize("per_step", [1, None])
+def test_a_lead_that_is_not_known_is_none_of_a_rank_that_is_blamed(per_step: int | None) -> None:
     rows = [(r, 0, "compute", 140 if r == 1 else 100) for r in range(3)]
-    assert (
-        late_rank(given(rows, communication_imbalance=imbalance(1, 0, 2, at_most=None, per_step=1))) is None
-    )
+    table = imbalance(1, 0, 2, at_most=None, per_step=per_step)
+    assert late_rank(given(rows, communication_imbalance=table)) is None
+
+
+def test_steps_are_longer_than_the_median_of_those_that_it_meets_in_steps_that_all_have() -> None:
+    steps = {0: (90, 110), 1: (160, 130, 900), 2: (140, 100), 3: (500, 500, 500)}
+    rows = [(rank, step, "compute", ns) for rank, each in steps.items() for step, ns in enumerate(each)]
+    known = replace(given(rows), meeting=(frozenset({0, 1, 2}),))
+    assert _longer_steps(known, 1) == 35  # 145 in a mean step, the others 100 and 120
+    assert _longer_steps(known, 0) == 0
+    assert _longer_steps(replace(given(rows[:2]), meeting=(frozenset({0, 1}),)), 1) == 0  # has no steps
+    assert _longer_steps(given(rows[:2]), 0) == 0  # meets nobody
+    assert _longer_steps(given([(0, 0, "compute", 9), (1, 1, "compute", 7)]), 0) == 0  # no step of both
+
+
+@pytest.mark.parametrize(
+    ("own", "waits", "ns", "waited", "explains"),
+    [
+        (170, 0, 40, 40, 26),  # of the 70 ns that it computes longer, its own step is longer by 30
+        (120, 80, 20, 0, 0),  # its step is longer by 60, of which no other rank waits a moment
+    ],
+)
+def test_nobody_waits_for_what_makes_a_late_ranks_own_steps_longer(
+    own: int, waits: int, ns: int, waited: int, explains: int
+) -> None:
+    rows = [
+        (r, 0, a, spent)
+        for r in range(3)
+        for a, spent in (("compute", own if r == 1 else 100), (WAIT, waits if r == 1 else 40))
+    ]
+    told = late_rank(given(rows, communication_imbalance=imbalance(1, 0, 2, per_step=40)))
+    assert told is not None and (told.ns, told.waited, told.explains) == (ns, waited, explains)
 
 
 def test_a_rank_that_is_blamed_may_not_be_known_to_be_waited_for() -> None:

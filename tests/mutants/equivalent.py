@@ -278,7 +278,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("whole = given.accounts.get(", "0 -> -1"): "of an account without time nothing is told either way",
     },
     LATENESS: {
-        ('or (worst["unmatched"] or 0) >', "0 -> 1"): "a rank that is blamed has collectives",
+        ('or (worst["unmatched"] or 0) >', "0 -> "): "a rank that is blamed has collectives",
         ("explains = max(worst[", "0 -> -1"): "what is waited for a rank is never below 0",
         ("explains: int = 0", "0 -> 1"): "always told",
         ("explains: int = 0", "0 -> -1"): "always told",

@@ -83,7 +83,7 @@ def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
     # by how much the last comes after the next to last adds up to more than the ranks' steps can shorten.
     others = [waiting for rank, (_, waiting) in _spent(given).items() if rank != worst["rank"]]
     explains = max(worst["per_step"] or 0, given.waited_for(worst["rank"]))
-    most = max(waited, explains * ranks // (ranks - 1))
+    most = explains * ranks // (ranks - 1)
     saved, passed_on = min([lead, *others]), min(most, excess.ns)
     if has_stages(given) and 2 * saved < passed_on:  # the next to last is late for it, too
         saved = min([passed_on, *others])
