@@ -244,6 +244,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("found = self._meter.found_bytes", "0 ->"): "of a pass that reads no memory none is asked",
         ("self._instants.append((instant, 0, 0))", "0 ->"): "of a pass that reads no memory none is asked",
         ("weakref.finalize(handle,", "False -> True"): "nobody asks when the interpreter ends",
+        ("live[0] += 1", "0 -> -1"): "it has one element",
     },
     "lostflops.optimize.activations.saved_views": {
         ("if 2 * tensor.nbytes", "2 -> 1"): "a shortcut: the general case below says the same",

@@ -62,6 +62,26 @@ def test_every_time_of_a_profile_is_a_look_at_the_clock() -> None:
     highs = [high for _, high in profile["highs"]]
     assert highs == [24, 24, 24, 40, 32, 32, 32 + 3 * 12, 32 + 2 * 12]
     assert profile["peak_bytes"] == max(highs)
+    assert profile["schema"] == 1
+
+
+@wound
+def test_a_loss_of_one_number_is_not_summed() -> None:
+    model = Numbers()
+    highs = [high for _, high in saved.saved_tensors(model, lambda: model.p.exp().sum())["highs"]]
+    assert highs[:2] == [24, 28]  # the numbers, their exponentials, and the loss
+
+
+def test_memory_is_read_in_the_first_pass_and_what_nothing_keeps_is_forgotten() -> None:
+    timed, watched = (
+        saved._Pass(Numbers(), torch.device("cpu"), watched=watched)  # pyright: ignore[reportPrivateUsage]
+        for watched in (False, True)
+    )
+    assert timed._meter is None and watched._meter is not None  # pyright: ignore[reportPrivateUsage]
+    kept = [timed._pack(t) for t in (torch.ones(3), torch.ones(4))]  # pyright: ignore[reportPrivateUsage]
+    assert len(timed._open) == 2  # pyright: ignore[reportPrivateUsage]
+    del kept[0]
+    assert [row.bytes for row, _ in timed._open.values()] == [16]  # pyright: ignore[reportPrivateUsage]
 
 
 @wound
