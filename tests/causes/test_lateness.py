@@ -20,10 +20,12 @@ from lostflops.causes.lateness import (
     late_rank,
     late_together,
     like_others_at_most,
+    names_beyond,
     stages,
     turns,
 )
 from lostflops.causes.longer_compute import slower_compute
+from lostflops.causes.one_rank.held_up import HeldUp
 from lostflops.causes.one_rank.late import Excess, Late, says
 from lostflops.recipes.compute.of_ranks import WORK
 
@@ -429,6 +431,38 @@ def test_what_shows_because_the_host_waits_often_is_part_of_the_waits() -> None:
         late = late_rank(replace(known, answers=answers))  # pyright: ignore[reportArgumentType]
         assert late is not None and late.cause == cause
         assert late.excess.own == (40 if cause == SYNCHRONISING else 25)
+        # Another thread runs beside all of its pauses: that tells why a host pauses that has no waits to say.
+        known_beside = pl.DataFrame({"rank": [1], "name": ["tally"], "time": [75], "pauses": [75]})
+        beside = replace(known, answers=answers, beside=known_beside)  # pyright: ignore[reportArgumentType]
+        late = late_rank(beside)
+        assert late is not None and late.cause == (SYNCHRONISING if often == 12 else PYTHON)
+        assert late.excess.thread == (None if often == 12 else HeldUp("`tally`", 75, 75))
+
+
+def test_a_rank_has_the_names_of_one_account_and_of_launching_where_it_waits_for_its_device() -> None:
+    launching = "idle.launch_bound"
+    names = [
+        (1, SYNCHRONISING, "cudaStreamSynchronize", 30),
+        (1, launching, "aten::mm", 60),
+        (1, DATA, "f", 9),
+    ]
+    known = given(names=names)
+    assert names_beyond(known, 1, SYNCHRONISING, refills=False) == [("cudaStreamSynchronize", 10)]
+    refilled = names_beyond(known, 1, SYNCHRONISING, refills=True)
+    assert sorted(refilled) == [("aten::mm", 20), ("cudaStreamSynchronize", 10)]
+    assert names_beyond(known, 1, DATA, refills=True) == [("f", 3)]
+
+
+def test_of_accounts_with_as_much_more_the_first_by_name_is_the_cause() -> None:
+    ledger = [
+        (rank, 0, account, ns)
+        for rank in range(3)
+        for account, ns in (
+            ((PYTHON, 20), (DATA, 20), ("compute", 100)) if rank == 1 else (("compute", 100), (WAIT, 40))
+        )
+    ]
+    late = late_rank(given(ledger))
+    assert late is not None and list(late.excess.by_account) == [DATA, PYTHON, "compute"]
 
 
 def test_on_a_cpu_operators_are_counted() -> None:

@@ -292,13 +292,13 @@ def _excess(given: Given, rank: int) -> Excess | None:
     if not ordered or next(iter(ordered.values())) <= 0:
         return None
     main = next(iter(ordered))
-    names = names_beyond(given, rank, main, bool(waits))
+    names = names_beyond(given, rank, main, refills=bool(waits))
     held = int(own.filter((pl.col("rank") == rank) & (pl.col("account") == main))["ns"].sum()) // steps[rank]
     kind = saved_or_logged(names)
     return Excess(rank, ordered, spoken_parts(names), held, kind, waits, None if waits else thread)
 
 
-def names_beyond(given: Given, rank: int, account: str, refills: bool = False) -> list[tuple[str, int]]:
+def names_beyond(given: Given, rank: int, account: str, *, refills: bool) -> list[tuple[str, int]]:
     """The names of an account of which the rank has more than the others, and how much, ns.
 
     A host that waits for its device (`refills`) has its launches and its Python with that.

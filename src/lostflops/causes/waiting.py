@@ -245,7 +245,9 @@ def _beside(page: PageFindings, late: Late) -> Iterator[_Beside]:
             page.drop(same)
         told = for_one(page, late.rank, account, excess)
         apart = account == OTHER_HOST and excess.thread  # a thread of its own is named, not what it holds up
-        parts = () if apart else spoken_parts(names_beyond(given, late.rank, account, bool(excess.waits)))
+        parts = (
+            () if apart else spoken_parts(names_beyond(given, late.rank, account, refills=bool(excess.waits)))
+        )
         yield _Beside(account, told.on(f"rank {late.rank}, too"), told.remedies, parts)
 
 

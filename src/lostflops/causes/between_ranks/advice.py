@@ -59,7 +59,7 @@ def for_one(page: PageFindings, rank: int, account: str, excess: Excess | None =
     """
     given = page.given
     slow = account == "compute" and device_is_slow(rank, given)
-    names = names_beyond(given, rank, account, bool(excess and excess.waits))
+    names = names_beyond(given, rank, account, refills=bool(excess and excess.waits))
     parts = spoken_parts(names)
     logged = account == SAVING and saved_or_logged(names) == LOGGED
     thread = excess.thread if excess else held_up(given, [rank])
