@@ -292,6 +292,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("return False", "return False -> return None"): "asked only whether it is true",
         ("if not ordered or next(iter", "0 -> -1"): "an excess of 0 explains no lateness",
         ("if not ordered or next(iter", "<= 0 ->"): "an excess of 0 explains no lateness",
+        ("mine = often.get(rank, 0.0)", "0.0 -> 1.0"): "to wait once is not often enough either",
         ('late, waited = worst["at_most"] or 0', "0 -> -1"): "nothing is late either way",
         ("own = _own_by_step(given).pivot(", "values='own'"): "there is no other column",
         ("own = _own_by_step(given).pivot(", "True -> False"): "ranks come in order, for each step's do",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,3 +97,64 @@ def test_a_recorder_without_pytorch_logs_nothing_unless_only_the_log_is_wanted(t
     script = "import loop\nfor _ in range(9): loop.step()"
     found = record(tmp_path, sys.executable, "-c", script, options=["--step-on", "loop:step"])
     assert found.status == 0 and not list(found.run.glob(run_folder.STEP_LOGS_OF_RUN))
+
+
+TRAINER = """
+import torch, transformers
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, n):
+        return {"x": torch.full((4,), n / 64.0), "labels": torch.tensor(0.0)}
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+    def forward(self, x, labels):
+        return {"loss": (self.linear(x).squeeze(-1) - labels).square().mean()}
+arguments = transformers.TrainingArguments(
+    "out", per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=5, logging_steps=2,
+    eval_strategy="steps", eval_steps=2, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+)
+trainer = transformers.Trainer(Model(), arguments, train_dataset=Rows(), eval_dataset=Rows())
+trainer.train()
+print("told", [one["loss"] for one in trainer.state.log_history if "loss" in one])
+"""
+
+
+def test_losses_that_the_trainer_logs_stand_at_the_step_that_has_just_ended(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    found = record_script(tmp_path, TRAINER, compiler=True, options=("--steps", "3-4"))
+    assert found.status == 0, found.said
+    said = next(line for line in found.out.splitlines() if line.startswith("told"))
+    ((log,), _) = step_logs.logged(step_logs.documents([found.run]))
+    assert [step.loss for step in log.steps if step.loss is not None] == ast.literal_eval(said[5:])
+    assert [step.step for step in log.steps if step.loss is not None] == [1, 3]
+
+
+def test_what_the_job_says_of_its_loss_goes_before_what_a_framework_logs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = _clock(monkeypatch)
+    clock.step = 4
+    clock.tell({"tokens": 12})
+    clock.logged(0.12345)
+    clock.tell({"loss": 7.5})
+    clock.logged(0.23456)
+    assert clock._told._waiting == [(3, {"tokens": 12}), (3, {"loss": 0.12345}), (3, {"loss": 7.5})]
+
+
+def _clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(Path(lostflops.__file__).parent / "capture/record/injected"))
+    return importlib.import_module("lostflops_recorder.steps.clock").Clock()
+
+
+@pytest.mark.parametrize(
+    ("logged", "told"),
+    [(0.12345, True), (0.1234, False), (math.inf, True), (1, False), ("0.12345", False), (None, False)],
+)
+def test_a_rounded_loss_is_not_told(logged: object, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _clock(monkeypatch)
+    clock.step = 4
+    clock.logged(logged)
+    assert clock._told._waiting == ([(3, {"loss": logged})] if told else [])

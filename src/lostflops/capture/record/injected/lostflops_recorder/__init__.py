@@ -21,6 +21,7 @@ HOOKS = {
     "torch.serialization": "saving",
     "torch.distributed.checkpoint.state_dict_saver": "saving",
     "deepspeed.runtime.engine": "deepspeed",
+    "transformers.trainer": "trainer",
     "torch.distributed.elastic.multiprocessing.errors": "launching",
     "torch.multiprocessing.spawn": "launching",
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import math
 import os
 import sys
 import threading
@@ -45,6 +46,7 @@ class Clock:
         self._core_wait = CoreWait()
         self._told = ToldNumbers()
         self._tells_of_ended: bool | None = None  # None: nothing was told yet
+        self._tells_loss = False
         self._collection_began = 0
         self._collection: Any = None  # its range
         self._in_backward = False
@@ -62,12 +64,26 @@ class Clock:
         if "torch" in sys.modules or settings.log_only():
             self._passed(id(what), None, True)
 
+    def logged(self, loss: Any) -> None:
+        """A framework logs the loss of the step that has just ended. What the job itself tells goes before.
+
+        A number rounded to four digits, as versions of the Trainer before 5 log it, would call losses equal
+        that are not.
+        """
+        if self._tells_loss or not isinstance(loss, float):
+            return
+        if math.isfinite(loss) and loss == round(loss, 4):
+            return
+        with self._lock:
+            self._told.add(max(0, self.step - 1), {"loss": loss})
+
     def tell(self, values: dict[str, Any]) -> None:
         """The job says something of a step: of the running one, or of the one that has just ended."""
         try:
             with self._lock:
                 if self._tells_of_ended is None:
                     self._tells_of_ended = self.step > 0 and not self.micro_steps
+                self._tells_loss |= "loss" in values
                 self._told.add(max(0, self.step - self._tells_of_ended), values)
         except Exception as error:  # what was told is not a number: no reason to stop anything for
             log.fault("what the job says of its steps", error)

@@ -149,6 +149,21 @@ def deepspeed(module: Any) -> None:
     cls.step = counted
 
 
+def trainer(module: Any) -> None:
+    """The Trainer of transformers logs the loss of the step that has just ended, or the mean since it last did."""
+    cls = module.Trainer
+    inner = cls.log
+
+    @functools.wraps(inner)
+    def log(self: Any, logs: Any, *args: Any, **kwargs: Any) -> Any:
+        result = inner(self, logs, *args, **kwargs)
+        if CLOCK.on and isinstance(logs, dict):
+            CLOCK.logged(logs.get("loss"))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+        return result
+
+    cls.log = log
+
+
 def launching(module: Any) -> None:
     """This process may be what starts the ranks: PyTorch tells it how they ended."""
     atexit.unregister(failures.note)
