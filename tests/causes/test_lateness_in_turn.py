@@ -57,6 +57,13 @@ def test_ranks_that_take_turns_are_told_in_order_whenever_each_is_late() -> None
     assert found.explained == 7  # 9 ns beyond a mean of 9 / 5
 
 
+def test_ranks_that_take_turns_are_told_by_their_numbers() -> None:
+    ranks = (812, 3, 407, 95, 640, 11, 228)
+    rows: Rows = [(rank, step, "compute", 100) for rank in ranks for step in range(len(ranks))]
+    found = turns(given(rows + [(rank, step, DATA, 9) for step, rank in enumerate(ranks)]))
+    assert found is not None and found.ranks == tuple(sorted(ranks))
+
+
 def turn(*each: dict[str, int], ranks: int = 4) -> Any:
     """Turns in which the n-th rank is late in step n, with so much of each account."""
     rows: Rows = [(r, s, "compute", 100) for r in range(ranks) for s in range(len(each))]
@@ -152,6 +159,7 @@ def test_of_ranks_that_are_late_next_the_latest_is_told() -> None:
     [
         ((0, 9, 9, 9), "all of it since step 1"),
         ((9, 9, 9, 0), "all of it up to step 2"),
+        ((9, 9, 9, 0, 9, 0), ""),
         ((0, 9, 9), ""),  # two in a row are none
         ((0, 100, 100, 50, 150), "all of it since step 1"),  # half of the mean
         ((0, 100, 100, 49, 151), ""),

