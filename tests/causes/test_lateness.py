@@ -249,7 +249,7 @@ def test_ranks_are_late_together_in_four_of_five_steps() -> None:
 
 
 def test_a_step_that_a_rank_lacks_tells_nothing_of_ranks_that_are_late_together() -> None:
-    """Ranks 0 and 1 are late in steps 0 to 2; steps 3 and 4, in which they are not, rank 3 lacks: 30 ns of a mean step."""
+    """Ranks 0 and 1 are late in steps 0 to 2; steps 3 and 4, in which they are not, rank 3 lacks."""
     seldom = (150,) * 3 + (100,) * 2
     assert together(seldom, seldom, (100,) * 5, (100,) * 3) == ((0, 1), 50, DATA, 30)
 
