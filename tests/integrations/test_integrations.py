@@ -17,6 +17,7 @@ import torch
 
 import recorded
 import tiny_models
+from lostflops.capture.record.injected.lostflops_recorder.steps import hooks
 from lostflops.ingest.step_log import reader as step_logs
 from lostflops.integrations import remedies
 from lostflops.integrations.remedies import Remedies, checked
@@ -326,6 +327,21 @@ def test_a_trainer_gives_the_same_losses_and_is_left_as_it_was(tmp_path: Path) -
     # The trainer logs the mean over microbatches, with four decimals at least.
     logged = [float(line["loss"]) for line in made.state.log_history if "loss" in line]
     assert losses_in(tmp_path / "with") == pytest.approx(logged, abs=1e-3)
+
+
+def test_what_a_trainer_logs_is_read_from_outside_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`lostflops record` wraps the Trainer's `log`, in jobs without a callback of ours."""
+    told: list[Any] = []
+    monkeypatch.setattr(hooks, "CLOCK", SimpleNamespace(on=True, logged=told.append))
+    made = trainer(tmp_path, [], eval_strategy="steps", eval_steps=3)
+    module = pytest.importorskip("transformers.trainer")
+    monkeypatch.setattr(module.Trainer, "log", module.Trainer.log)  # put back afterwards
+    hooks.trainer(module)
+    made.train()
+    assert [loss for loss in told if loss is not None] == losses(made) and len(losses(made)) == STEPS
+    assert len(told) == len(made.state.log_history)  # evaluations and the end of training have no such loss
 
 
 @pytest.mark.parametrize("where", ["training_step", "optimizer", "data"])
