@@ -137,7 +137,7 @@ def test_what_the_job_says_of_its_loss_goes_before_what_a_framework_logs() -> No
     clock.logged(0.12345)
     clock.tell({"loss": 7.5})
     clock.logged(0.23456)
-    assert clock._told._waiting == [(3, {"tokens": 12}), (3, {"loss": 0.12345}), (3, {"loss": 7.5})]
+    assert clock._told._waiting == [(3, {"tokens": 12}), (3, {"loss": 0.12345}), (3, {"loss": 7.5})]  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize(
@@ -148,4 +148,4 @@ def test_a_rounded_loss_is_not_told(logged: object, told: bool) -> None:
     clock = Clock()
     clock.step = 4
     clock.logged(logged)
-    assert clock._told._waiting == ([(3, {"loss": logged})] if told else [])
+    assert clock._told._waiting == ([(3, {"loss": logged})] if told else [])  # pyright: ignore[reportPrivateUsage]

@@ -229,6 +229,22 @@ def travels(view: torch.Tensor) -> tuple[Any, ...] | None:
     return part and (part.first_byte, part.nbytes, part.offset, part.stride, part.gathered_from)
 
 
+def test_where_a_tensor_lies_says_whether_it_stays() -> None:
+    at = saved._Pass(Numbers(), torch.device("cpu"), watched=False)  # pyright: ignore[reportPrivateUsage]
+    for device, why in (("meta", "not on the device"), ("cpu", None)):
+        part = torch.empty(3, device=device)
+        found = at._kept_reason(part, part.untyped_storage())  # pyright: ignore[reportPrivateUsage]
+        assert found == why
+
+
+def test_two_fifths_of_a_storage_travel_alone() -> None:
+    row = saved_views.view_of(torch.zeros(100)[:40])
+    assert row is not None and row.nbytes == 160
+    rows = saved_views.view_of(torch.zeros(3, 8)[:, :3])
+    assert rows is not None and rows.nbytes == 36 and rows.gathered  # 9 of the 19 that it reaches over
+    assert saved_views.view_of(torch.zeros(4, 4)[:, :2]) is None  # half, as it lies
+
+
 def test_half_of_a_storage_takes_the_whole_along_and_less_does_not() -> None:
     line, rows = torch.arange(100.0), torch.arange(100.0).reshape(10, 10)
     assert travels(line[50:]) is None
