@@ -651,3 +651,9 @@ def test_amd_s_backward_of_attention_is_attention(name: str) -> None:
     """As PyTorch on ROCm launches it: a twentieth of a healthy job's compute was of no known family."""
     (found,) = kernel_facts([name]).to_dicts()
     assert found["family"] == "attention"
+
+
+@pytest.mark.parametrize("of", ["flex_attention_0", "convolution_relu_3", "addmm_relu_12"])
+def test_a_kernel_that_may_use_matrix_units_and_does_not_say_is_not_known_to(of: str) -> None:
+    (found,) = kernel_facts([f"triton_tem_fused_{of}"]).to_dicts()
+    assert found["tensor_cores"] is None
