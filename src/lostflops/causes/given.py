@@ -11,21 +11,19 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.accounts import ACCOUNTS
-from lostflops.accounts.account import Row
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, percent
-from lostflops.naming.host_causes import cause_of, causes_of
 from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
 from lostflops.recipes.host.launching_threads import launches_beside
+from lostflops.recipes.host.saving import saving_rows, with_proofs
 from lostflops.recipes.idle.evaluations import EVALUATIONS, in_evaluations
 from lostflops.recipes.idle.gaps import between_nodes
 from lostflops.recipes.idle.made_tensors import MADE, made_on_cpu
 from lostflops.recipes.idle.read_values import computed_to_be_read, reads_values
 from lostflops.recipes.idle.updates import UPDATES, in_updates
-from lostflops.recipes.layout.micro_batches import micro_batches
+from lostflops.recipes.layout.micro_batches import alike, micro_batches
 from lostflops.recipes.operators.loss_work import LOSSES, loss_work
 from lostflops.recipes.operators.weight_casts import CASTS, weight_casts
-from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.recipes.transfers import lengthened
 from lostflops.session import Answer, Session, Skipped
 from lostflops.session.batches import Told, of_each_group
@@ -65,7 +63,6 @@ BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahe
 BESIDE = pl.Schema({"rank": pl.Int32, "name": pl.String, "time": pl.Int64, "pauses": pl.Int64})
 LONG = 1_000_000  # ns: a framework takes microseconds between two operators
 BESIDE_FROM = 0.1  # of the steps: pauses of so much are held against other threads
-MOST_PROOFS = 5  # names of one kind that are looked at
 COMMUNICATION = ("communication.wait", "communication.transfer", "communication.exposed")
 
 # What `gather` asks of a session, where it has most to ask.
@@ -357,6 +354,13 @@ def gather(
             return none
         return folded(name, empty, lambda: pl.concat([none, *of_each_group(trace, counted, told)]))
 
+    def in_turn(_: Session, steps: pl.DataFrame) -> int:
+        return alike(of_each_group(trace, steps, micro_batches))
+
+    def two_threads(_: Session, steps: pl.DataFrame) -> int:
+        each = of_each_group(trace, steps, lambda some, at: launches_beside(some, stretches(), at))
+        return sum(each)
+
     def total(name: str, fold: Callable[[Session, pl.DataFrame], int]) -> int:
         made = folded(name, TOTAL, lambda: pl.DataFrame({"ns": [fold(session, counted)]}, schema=TOTAL))
         return int(made["ns"].sum())
@@ -372,7 +376,7 @@ def gather(
         flops=dict(folded("flops", ASKED, lambda: asked_flops(trace, counted)).iter_rows()) if many else {},
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
-        micro_batches=0 if on_host else total("micro_batches", lambda _, steps: micro_batches(trace, steps)),
+        micro_batches=0 if on_host else total("micro_batches", in_turn),
         beside_work=total("beside_work", lambda session, _: _beside_work(session)) if not on_host else 0,
         between_nodes=total("between_nodes", partial(_between_nodes, trace)) if not on_host else 0,
         # All kernels, so only where values are read at a cost.
@@ -387,9 +391,7 @@ def gather(
         made_on_cpu=on_device("made_on_cpu", MADE, lambda t, steps: made_on_cpu(t, stretches(), steps)),
         losses=on_device("losses", LOSSES, loss_work),
         casts=on_device("casts", CASTS, weight_casts),
-        launches_beside=0
-        if on_host
-        else total("launches_beside", lambda _, steps: launches_beside(trace, stretches(), steps)),
+        launches_beside=0 if on_host else total("launches_beside", two_threads),
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),
@@ -447,7 +449,7 @@ def _names(trace: Trace, session: Session, counted: pl.DataFrame) -> pl.DataFram
     return (
         pl.concat(
             [
-                here.filter(account=CHECKPOINT).pipe(_proven, trace),
+                here.filter(account=CHECKPOINT).pipe(with_proofs, trace),
                 here.filter(pl.col("account") != CHECKPOINT),
             ]
         )
@@ -455,40 +457,6 @@ def _names(trace: Trace, session: Session, counted: pl.DataFrame) -> pl.DataFram
         .agg(ns=(pl.col("end") - pl.col("start")).sum())
         .select(pl.col(c).cast(t) for c, t in NAMES.items())
     )
-
-
-def _proven(stretches: pl.DataFrame, trace: Trace) -> pl.DataFrame:
-    """Stretches of saving or logging, with what proves that in their names, where it is a row inside of what
-    names them: 'print in train.py(150): report'."""
-    frame = pl.col("name").str.extract(r"(?:^| in )(\S+\(\d+\): .+)$")
-    named = stretches["name"].unique().drop_nulls().to_list()
-    bare = [name for name in named if set(causes_of([name, name.partition(" in ")[0]], "frame")) == {None}]
-    here = stretches.filter(pl.col("name").is_in(bare))
-    if here.is_empty():
-        return stretches
-    spans = here.select("rank", "name", "start", "end")
-    found = [spans.select("rank", "name").unique().with_columns(proof=pl.lit(None, pl.String), ns=pl.lit(0))]
-    for _, rows in _saving_rows(trace):
-        by_name = rows.partition_by("name", as_dict=True)
-        longest = sorted(by_name.items(), key=lambda of: (-_length(of[1]), of[0]))[:MOST_PROOFS]
-        for (name,), mine in longest:
-            cover = intervals.union(mine.lazy(), ["rank"])
-            meets = intervals.inside(spans.lazy(), cover, {"ns": pl.lit(True)}).collect()
-            sums = meets.group_by("rank", "name").agg(pl.col("ns").sum())
-            found.append(sums.select("rank", "name", proof=pl.lit(row_in_words(str(name))), ns="ns"))
-    proofs = (
-        pl.concat(found, how="vertical_relaxed")
-        .filter(pl.col("ns") > 0)
-        .sort("ns", "proof", descending=[True, False])
-        .unique(["rank", "name"], keep="first", maintain_order=True)
-    )
-    told = pl.format("{} in {}", "proof", frame)
-    joined = stretches.join(proofs.select("rank", "name", "proof"), on=["rank", "name"], how="left")
-    return joined.with_columns(name=pl.coalesce(told, "name")).drop("proof")
-
-
-def _length(rows: pl.DataFrame) -> int:
-    return int((rows["end"] - rows["start"]).sum())
 
 
 def _waited(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
@@ -526,23 +494,9 @@ def _held_back(session: Session, counted: pl.DataFrame) -> int:
     return int(gathers.join(counted, on=["rank", "step"], how="semi")["time"].sum())
 
 
-def _saving_rows(trace: Trace) -> Iterator[tuple[Row, pl.DataFrame]]:
-    """The ranges and frames that prove saving or logging: rank, thread, start, end, name."""
-    kinds: tuple[tuple[str, Row], ...] = (("ranges", "range"), ("frames", "frame"))
-    for table, row in kinds:
-        rows = trace.table(table)
-        if rows is None:
-            continue
-        name = pl.col("name").cast(pl.String)
-        causes = cause_of(rows.select(name.unique()).collect()["name"].drop_nulls(), row)
-        saves = causes.filter(pl.col("cause") == CHECKPOINT.removeprefix("idle."))["name"].to_list()
-        if saves:
-            yield row, rows.filter(name.is_in(saves)).select("rank", "thread", "start", "end", name).collect()
-
-
 def _saving_beside(trace: Trace, session: Session, ledger: pl.DataFrame) -> pl.DataFrame:
     """For how long of each step that counts a thread that neither launches nor is the main one saves."""
-    found = [rows for _, rows in _saving_rows(trace)]
+    found = [rows for _, rows in saving_rows(trace)]
     if not found:
         return SAVING.to_frame()
     every = pl.concat(found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from lostflops.recipes.idle.updates import MARK
@@ -67,3 +69,8 @@ def micro_batches(trace: Trace, counted: pl.DataFrame) -> int:
     )
     same = each["passes"].n_unique() == 1 and (each["passes"] == each["round"]).fill_null(False).all()
     return int(each["passes"][0] or 0) if same and (each["updates"] == 1).fill_null(False).all() else 0
+
+
+def alike(of_ranks: Sequence[int]) -> int:
+    """What `micro_batches` says of the job, from what it says of some ranks at a time."""
+    return of_ranks[0] if len(set(of_ranks)) == 1 else 0

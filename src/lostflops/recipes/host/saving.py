@@ -1,0 +1,64 @@
+"""Which rows of a job's threads prove that they save a checkpoint or log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from lostflops import intervals
+from lostflops.accounts.account import Row
+from lostflops.naming.host_causes import cause_of, causes_of
+from lostflops.recipes.stretch_names import spoken as row_in_words
+from lostflops.store.trace import Trace
+
+SAVING = "checkpoint_logging"
+MOST_PROOFS = 5  # names of one kind that are looked at
+
+
+def saving_rows(trace: Trace) -> Iterator[tuple[Row, pl.DataFrame]]:
+    """The ranges and frames that prove saving or logging: rank, thread, start, end, name."""
+    kinds: tuple[tuple[str, Row], ...] = (("ranges", "range"), ("frames", "frame"))
+    for table, row in kinds:
+        rows = trace.table(table)
+        if rows is None:
+            continue
+        name = pl.col("name").cast(pl.String)
+        causes = cause_of(rows.select(name.unique()).collect()["name"].drop_nulls(), row)
+        saves = causes.filter(pl.col("cause") == SAVING)["name"].to_list()
+        if saves:
+            yield row, rows.filter(name.is_in(saves)).select("rank", "thread", "start", "end", name).collect()
+
+
+def with_proofs(stretches: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """Stretches of saving or logging, with what proves that in their names, where it is a row inside of what
+    names them: 'print in train.py(150): report'."""
+    frame = pl.col("name").str.extract(r"(?:^| in )(\S+\(\d+\): .+)$")
+    named = stretches["name"].unique().drop_nulls().to_list()
+    bare = [name for name in named if set(causes_of([name, name.partition(" in ")[0]], "frame")) == {None}]
+    here = stretches.filter(pl.col("name").is_in(bare))
+    if here.is_empty():
+        return stretches
+    spans = here.select("rank", "name", "start", "end")
+    found = [spans.select("rank", "name").unique().with_columns(proof=pl.lit(None, pl.String), ns=pl.lit(0))]
+    for _, rows in saving_rows(trace):
+        by_name = rows.partition_by("name", as_dict=True)
+        longest = sorted(by_name.items(), key=lambda of: (-_length(of[1]), of[0]))[:MOST_PROOFS]
+        for (name,), mine in longest:
+            cover = intervals.union(mine.lazy(), ["rank"])
+            meets = intervals.inside(spans.lazy(), cover, {"ns": pl.lit(True)}).collect()
+            sums = meets.group_by("rank", "name").agg(pl.col("ns").sum())
+            found.append(sums.select("rank", "name", proof=pl.lit(row_in_words(str(name))), ns="ns"))
+    proofs = (
+        pl.concat(found, how="vertical_relaxed")
+        .filter(pl.col("ns") > 0)
+        .sort("ns", "proof", descending=[True, False])
+        .unique(["rank", "name"], keep="first", maintain_order=True)
+    )
+    told = pl.format("{} in {}", "proof", frame)
+    joined = stretches.join(proofs.select("rank", "name", "proof"), on=["rank", "name"], how="left")
+    return joined.with_columns(name=pl.coalesce(told, "name")).drop("proof")
+
+
+def _length(rows: pl.DataFrame) -> int:
+    return int((rows["end"] - rows["start"]).sum())
