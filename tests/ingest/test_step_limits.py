@@ -500,6 +500,8 @@ def test_optimizers_take_turns_that_do_the_same_in_each_turn_to_a_fiftieth() -> 
     assert rounds(*(100, 50) * 3) == 4
     assert rounds(*(100, 50) * 2, 102, 51) == 4
     assert rounds(*(100, 50) * 2, 103, 50) == 7
+    assert rounds(*(1000, 500) * 2, 1020, 500) == 4
+    assert rounds(*(1000, 500) * 2, 1021, 500) == 7
     assert rounds(*(100, 50) * 2, 100) == 6  # two rounds and a half
     assert rounds(*(100, 89) * 3) == 4
     assert rounds(*(100, 90) * 3) == 7
@@ -572,6 +574,93 @@ def test_step_numbers_are_counted_where_one_comes_twice() -> None:
     assert found("step 3", "step 5", "step 4") == [0, 1, 2]
     assert found("step 3", "step 5", "step 9") == [3, 5, 9]
     assert found("step 3", "train_step", "step 9") == [0, 1, 2]
+
+
+def spans(name: str, *rows: tuple[int, int]) -> pl.DataFrame:
+    """Ranges or operators of thread 1."""
+    table = pl.DataFrame(rows, {"start": pl.Int64, "end": pl.Int64}, orient="row")
+    return table.with_columns(name=pl.lit(name, NAME), thread=pl.lit(1, pl.Int64))
+
+
+def launched(*rows: tuple[int, int, int], family: str = "gemm") -> pl.DataFrame:
+    """Kernels of one stream: start, end, when the launch began."""
+    table = pl.DataFrame(rows, {"start": pl.Int64, "end": pl.Int64, "launch_start": pl.Int64}, orient="row")
+    return table.with_columns(
+        device=pl.lit(0, pl.Int64),
+        stream=pl.lit(7, pl.Int64),
+        launch_end=pl.col("launch_start") + 1,
+        thread=pl.lit(1, pl.Int64),
+        family=pl.lit(family, FAMILY),
+        name=pl.lit(family, NAME),
+    )
+
+
+def test_ranges_that_name_steps_stand_on_the_host() -> None:
+    ran = launched((2, 8, 1), (12, 18, 11), (22, 28, 21))
+    found = marks.find_steps(spans("train_step", (0, 10), (10, 20), (20, 30)), None, ran, 0, 30)
+    assert found.select("host_start", "host_end").rows() == [(0, 10), (10, 20), (20, 30)]
+
+
+def test_marks_outside_of_which_all_was_launched_mark_no_step_and_with_one_launch_inside_they_do() -> None:
+    ranges = spans("ProfilerStep#3", (0, 10), (10, 20))
+    found = marks.find_steps(ranges, None, launched((110, 115, 109), (120, 125, 119)), 0, 130)
+    assert found.select("start", "end", "source").rows() == [(110, 125, "whole trace")]
+    found = marks.find_steps(ranges, None, launched((12, 18, 11), (120, 125, 119)), 0, 130)
+    assert found["source"].unique().to_list() == ["profiler"]
+    # A single kernel counts where it was launched, whatever operators do.
+    found = marks.find_steps(ranges, spans("aten::mm", (1, 2), (3, 4), (11, 12)), launched((2, 18, 1)), 0, 20)
+    assert found["amount"].to_list()[0] == 1
+
+
+def test_on_a_cpu_an_operator_is_of_the_step_in_which_it_begins() -> None:
+    operators = spans("aten::mm", (1, 2), (8, 12), (15, 20))
+    found = marks.find_steps(spans("ProfilerStep#3", (0, 10), (10, 20)), operators, None, 0, 20)
+    assert found["amount"].to_list() == [2, 1]
+
+
+def test_a_cpu_waits_at_the_end_of_its_last_step_since_its_last_operator_began() -> None:
+    ranges = spans("ProfilerStep#3", *((10 * k, 10 * k + 10) for k in range(4)))
+    at = [10 * step + n for step in range(4) for n in ((1, 2, 3) if step == 3 else (1, 5, 9))]
+    found = marks.find_steps(ranges, spans("aten::mm", *((n, n + 1) for n in at)), None, 0, 40)
+    assert found["left_out"].cast(pl.String).to_list() == [None] * 3 + ["waits at its end"]
+
+
+def test_a_device_with_one_kernel_a_step_hangs_where_the_host_has_launched_another() -> None:
+    ranges = spans("ProfilerStep#3", *((10 * k, 10 * k + 10) for k in range(3)))
+    operators = spans("aten::mm", *((n, n + 1) for n in range(30)))
+    found = marks.find_steps(ranges, operators, launched((2, 8, 1), (12, 30, 11)), 0, 30)
+    assert found["complete"].to_list()[:2] == [True, False]
+
+
+def test_a_second_step_that_the_recording_cuts_is_cut_at_its_end() -> None:
+    ranges = spans("Optimizer.step#Adam.step", (15, 20), (35, 41))
+    found = marks.find_steps(ranges, spans("aten::mm", (11, 12), (31, 32)), None, 10, 40)
+    assert found.select("start", "end", "complete", pl.col("left_out").cast(pl.String)).rows() == [
+        (10, 20, False, "recording began in it"),
+        (20, 40, False, "recording ended in it"),
+    ]
+
+
+def test_steps_that_kernels_alone_mark_have_no_place_on_the_host_and_are_not_behind() -> None:
+    families = [*["gemm"] * 20, "optimizer"] * 4
+    rows = pl.concat(
+        launched((10 * k, 10 * k + 7, 10 * k - 1), family=family) for k, family in enumerate(families)
+    )
+    found = marks.find_steps(None, None, rows, 0, 837)
+    assert found["source"].unique().to_list() == ["optimizer"]
+    assert found["host_start"].null_count() == found.height == 4
+    assert found["left_out"].cast(pl.String).to_list() == ["recording began in it", None, None, None]
+    names = ["embed", "gemm", "norm", "softmax", "add"] * 8
+    rows = pl.concat(
+        launched(
+            (10 * k, 10 * k + 7, 10 * k - 1), family="embedding" if name == "embed" else "gemm"
+        ).with_columns(name=pl.lit(name, NAME), continued=pl.lit(False))
+        for k, name in enumerate(names)
+    )
+    found = marks.find_steps(None, None, rows, 0, 900)
+    assert found["source"].unique().to_list() == ["period"]
+    assert found["host_start"].null_count() == found.height > 3
+    assert "device was behind" not in found["left_out"].cast(pl.String).to_list()
 
 
 def test_of_threads_with_marks_the_one_with_most_time_then_most_marks_then_the_first_has_them() -> None:
@@ -652,15 +741,19 @@ def test_no_step_is_rare_where_none_is_longer() -> None:
 
 def test_the_last_step_of_a_device_hung_where_the_host_had_done_as_much_in_the_next() -> None:
     steps = pl.DataFrame({"host_start": [0, 10, 20, 30], "host_end": [10, 20, 30, 40]})
-    ran = np.array([True, True, True, False])
+    reached = np.array([True, True, True, False])
 
-    def stuck(*each: int) -> list[bool]:
+    def stuck(*each: int, ran: marks.Flags = reached) -> list[bool]:
         starts = [10 * step + n for step, many in enumerate(each) for n in range(many)]
         operators = pl.DataFrame({"start": starts}, {"start": pl.Int64})
         return marks._never_reached(steps, ran, operators).tolist()  # pyright: ignore[reportPrivateUsage]
 
     assert stuck(8, 8, 8, 8) == [False, False, True, False]
     assert stuck(8, 8, 8, 0) == [False] * 4
+    assert stuck(0, 0, 0, 0) == [False] * 4
+    assert stuck(8, 1, 1, 2) == [False, False, True, False]
+    assert stuck(2, 10, 10, 4) == [False] * 4
+    assert stuck(8, 8, 8, 0, ran=np.array([True, True, False, False])) == [False, True, False, False]
 
 
 def test_work_between_the_first_step_and_the_last_lies_outside_of_none() -> None:

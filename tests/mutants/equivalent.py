@@ -23,6 +23,7 @@ A_HINT = "Polars pushes nothing through here either way"
 
 EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     "lostflops.ingest.steps.marks": {
+        ("(lambda: _marked(ranges, PROFILER_STEP", "1 -> 0"): "a table without rows is no step either",
         ('launching = kernels["thread"]', ".unique() ->"): "asked only whether a thread is among them",
         ('launching = kernels["thread"]', ".drop_nulls() ->"): "no thread is among none",
         ("names = names.filter(names.str.contains(OPTIMIZER_RANGE)", "fill_null"): "a filter drops nulls",

@@ -96,7 +96,7 @@ def find_steps(
 
 def _hold_work(steps: pl.DataFrame) -> bool:
     """Whether anything was launched in the steps."""
-    return bool(steps["amount"].fill_null(0).sum() > 0)
+    return bool(steps["amount"].sum() > 0)
 
 
 def _finished(
@@ -123,7 +123,7 @@ def _finished(
         begins=pl.col("complete") | (pl.int_range(pl.len()) > 0),
     )
     moved = on_device.moved(marked, done) if on_host else marked.with_columns(behind=pl.lit(False))
-    moved = moved.with_columns(pl.col("start", "end").clip(start, end))
+    moved = moved.with_columns(pl.col("end").clip(None, end))
     # A step that the device never came to while it lasted on the host, and in which nothing was launched.
     there = pl.col("end") > pl.col("start")
     if by_device and on_host and operators is not None:
