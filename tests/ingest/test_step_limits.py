@@ -619,9 +619,10 @@ def test_on_a_cpu_an_operator_is_of_the_step_in_which_it_begins() -> None:
 
 
 def test_a_cpu_waits_at_the_end_of_its_last_step_since_its_last_operator_began() -> None:
-    ranges = spans("ProfilerStep#3", *((10 * k, 10 * k + 10) for k in range(4)))
-    at = [10 * step + n for step in range(4) for n in ((1, 2, 3) if step == 3 else (1, 5, 9))]
-    found = marks.find_steps(ranges, spans("aten::mm", *((n, n + 1) for n in at)), None, 0, 40)
+    begins = [1000 + 10 * k for k in range(4)]
+    ranges = spans("ProfilerStep#3", *((at, at + 10) for at in begins))
+    operators = [at + n for at in begins for n in ((1, 2, 3) if at == begins[-1] else (1, 5, 9))]
+    found = marks.find_steps(ranges, spans("aten::mm", *((n, n + 1) for n in operators)), None, 1000, 1040)
     assert found["left_out"].cast(pl.String).to_list() == [None] * 3 + ["waits at its end"]
 
 
@@ -765,6 +766,13 @@ def test_work_between_the_first_step_and_the_last_lies_outside_of_none() -> None
         )
 
     assert (said((12, 14), (22, 24)), said((2, 4)), said((32, 34)), said()) == (0, 1, 1, 0)
+
+
+def test_work_that_ends_with_the_first_step_s_beginning_lies_wholly_before_it() -> None:
+    steps = pl.DataFrame({"start": [10, 20], "end": [20, 30]})
+    work = pl.DataFrame({"start": [2, 3, 12, 30, 28], "end": [10, 11, 14, 34, 31]})
+    told = [(quality.name, quality.count, quality.of) for quality in marks.outside(steps, work)]
+    assert told == [("GPU work before the first step", 1, 5), ("GPU work after the last step", 1, 5)]
 
 
 def test_a_step_that_began_before_the_recording_is_cut_and_not_whole() -> None:
