@@ -612,6 +612,18 @@ def test_marks_outside_of_which_all_was_launched_mark_no_step_and_with_one_launc
     assert found["amount"].to_list()[0] == 1
 
 
+def test_without_launches_it_is_operators_that_begin() -> None:
+    def moments(kernels: pl.DataFrame | None, operators: pl.DataFrame | None) -> list[int]:
+        return marks._launched(kernels, operators).tolist()  # pyright: ignore[reportPrivateUsage]
+
+    operators = spans("aten::mm", (11, 19), (1, 9))
+    ran = launched((12, 18, 7), (2, 8, 3))
+    assert moments(ran, operators) == [3, 7]
+    assert moments(ran.drop("launch_start"), operators) == moments(None, operators) == [1, 11]
+    assert moments(ran.with_columns(launch_start=pl.lit(None, pl.Int64)), operators) == [1, 11]
+    assert moments(None, None) == []
+
+
 def test_on_a_cpu_an_operator_is_of_the_step_in_which_it_begins() -> None:
     operators = spans("aten::mm", (1, 2), (8, 12), (15, 20))
     found = marks.find_steps(spans("ProfilerStep#3", (0, 10), (10, 20)), operators, None, 0, 20)
@@ -772,6 +784,10 @@ def test_work_that_ends_with_the_first_step_s_beginning_lies_wholly_before_it() 
     steps = pl.DataFrame({"start": [10, 20], "end": [20, 30]})
     work = pl.DataFrame({"start": [2, 3, 12, 30, 28], "end": [10, 11, 14, 34, 31]})
     told = [(quality.name, quality.count, quality.of) for quality in marks.outside(steps, work)]
+    late = pl.DataFrame({"start": [1000, 1500], "end": [1500, 2000]})
+    reaches = pl.DataFrame({"start": [1990], "end": [2010]})  # a hundredth of the steps' time beyond them
+    assert [quality.count for quality in marks.outside(late, reaches)] == [0]
+    assert marks.outside(late, reaches.with_columns(pl.col("end") - 1)) == []
     assert told == [("GPU work before the first step", 1, 5), ("GPU work after the last step", 1, 5)]
 
 
