@@ -12,6 +12,7 @@ from lostflops.causes import findings
 from lostflops.causes.between_ranks.advice import for_one
 from lostflops.causes.copies import join_copies
 from lostflops.causes.page_findings import PageFindings
+from lostflops.recipes.idle.updates import UPDATES
 
 EMA = "ema.py(44): update"
 
@@ -24,6 +25,12 @@ EMA = "ema.py(44): update"
         ([(f"aten::mm in {EMA}", 20)], False),  # it computes, which to compile the model helps
         ([(f"aten::copy_ in {EMA}", 20)], False),
         ([(f"aten::mul_ in {EMA}", 20), ("torch/optim/sgd.py(9): _single_tensor_sgd", 1)], False),
+        # What stands around a fused update changes no tensors one by one.
+        (
+            [(f"aten::lerp_ in {EMA}", 20), ("torch/optim/optimizer.py(517): wrapper in t.py(9): main", 1)],
+            True,
+        ),
+        ([(f"aten::lerp_ in {EMA}", 20), ("torch/optim/adam.py(9): _multi_tensor_adam", 1)], True),
     ],
 )
 def test_a_loop_over_parameters_is_not_told_to_compile_the_model(
@@ -34,6 +41,21 @@ def test_a_loop_over_parameters_is_not_told_to_compile_the_model(
     assert (found.remedies == ()) is told
     said = "Change whole lists of tensors at once in `update` (ema.py:44): `torch._foreach_lerp_` takes them"
     assert found.next.startswith(said) is told
+
+
+@pytest.mark.parametrize(("of_update", "told"), [(8, True), (12, False)])
+def test_what_an_optimizer_changes_one_by_one_is_left_out_where_its_step_tells(
+    of_update: int, told: bool
+) -> None:
+    """The advice was missing wherever any function of an optimizer had a name."""
+    names = [
+        (0, LAUNCHES, f"aten::lerp_ in {EMA}", 4 * 20),
+        (0, LAUNCHES, "torch/optim/sgd.py(9): _single_tensor_sgd", 4),
+    ]
+    inside = [(0, LAUNCHES, f"aten::lerp_ in {EMA}", "SGD", 4 * of_update * MS, 0)]
+    updates = pl.DataFrame(inside, UPDATES, orient="row")
+    (found,) = page(finding("launch-bound", LAUNCHES, 20), names=names, updates=updates)
+    assert found.next.startswith("Change whole lists of tensors at once in `update`") is told
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def read_by_perfetto(
     amounts = {
         (row["category"] or "", row["name"] or ""): (row["n"], row["ns"])
         for row in slices
-        if row["category"] not in ("account", "finding")
+        if row["category"] not in ("account", "finding", "arrival")
     }
     counted = {"flows": flows[0]["n"], "samples": samples[0]["n"], "others": others}
     return stats, amounts, counted

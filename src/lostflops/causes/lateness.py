@@ -191,13 +191,15 @@ def _late(given: Given, row: Mapping[str, Any], ns: int, waited: int, excess: Ex
     Stages wait for the schedule, too; and nobody waits for what makes a rank's own steps longer.
     """
     ranks, beyond = len(given.steps), _longer_steps(given, row["rank"])
-    most = max(0, excess.ns - beyond)
-    if waited > most and (beyond or has_stages(given)):
+    if waited > (most := max(0, excess.ns - beyond)) and (beyond or has_stages(given)):
         waited, explains, ns = most, min(explains, most * (ranks - 1) // ranks), min(ns, most)
-    ns += beyond // ranks
+    later = 0 if has_stages(given) else (row.get("delayed") or 0) * ranks // max(1, ranks - 1)
+    later = min(later, max(0, most - waited))  # no longer than what it has more of, beside the waiting for it
+    ns += later + beyond // ranks
     return Late(
         rank=row["rank"],
         ns=ns,
+        delays=later * (ranks - 1) // ranks,
         waited=waited,
         excess=excess,
         only_step=_only_step(given, row["rank"]),

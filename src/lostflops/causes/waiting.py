@@ -117,6 +117,7 @@ def join_waiting(page: PageFindings) -> None:
         left -= in_turn(page, left, waits, pauses=True)
     untold = spent.get("communication.exposed", 0)
     moving = spent.get("communication.transfer", 0) + untold - min(untold, unsplit)
+    moving = max(0, moving - (late.delays if late else 0))
     moved, held = _slow_link(page, left, alone=late is None and not uneven)
     moving, left = max(0, moving - moved), left - held
     moving -= _held_back(page, moving)
@@ -143,7 +144,8 @@ def join_waiting(page: PageFindings) -> None:
         left = 0
     if page.reaches(moving + left, EXPOSED_FROM) and (exposed is not None or found):
         base = exposed or found[-1]
-        exposed_communication(page, base, moving, left)
+        delayed = (late.rank, late.delays) if late and late.delays else None
+        exposed_communication(page, base, moving, left, delayed)
 
 
 def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
@@ -158,7 +160,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             f"{milliseconds(late.waited)} per step for it"
         )
         joined = page.absorb(replace(same, evidence=(fact, *same.evidence)), [])
-        page.replace(same, dearer(page, joined, late.explains, late.at_most))
+        page.replace(same, dearer(page, joined, late.explains + late.delays, late.at_most))
         return
     members = [same] if same is not None else []
     device_slow = late.cause == "compute" and device_is_slow(late.rank, given)
@@ -276,6 +278,10 @@ def _claim(page: PageFindings, late: Late) -> str:
     share = percent(late.ns, given.mean_step)
     others = "the others here" if late.seen and given.missing_ranks else "the others"
     why = f"{says(late)}; {others} wait {milliseconds(late.waited)} for it"
+    if page.reaches(late.delays, LATE_FROM):
+        ranks = len(given.steps)
+        bare = milliseconds(late.delays * ranks // (ranks - 1))
+        why += f", and then transfer for {bare} with nothing left to compute"
     if late.only_step is not None:
         once = f"Rank {late.rank} is {milliseconds(late.ns * late.steps)} late once, in step {late.only_step}"
         return f"{once}. Spread over all steps: {why}."

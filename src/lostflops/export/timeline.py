@@ -24,7 +24,7 @@ from .selection import RunPart
 OWN = frozenset({"rank", "start", "end", "name", "device", "stream", "thread", "launch_start", "launch_end"})
 # The order of tracks within a rank.
 STEPS, STATE, STREAMS, GROUPS, HOST, SPANS, COUNTERS = range(0, 7_000, 1_000)
-FLOWS = ("flow_from", "flow_to", "flow", "correlation_id")
+FLOWS = ("flow_from", "flow_to", "flow", "arrives", "correlation_id")
 # Flows are numbered apart per rank and kind; those between ranks stand beyond all of these.
 LAUNCHING, BACKWARD = 0, 1 << 38
 RANK_BITS = 40
@@ -262,8 +262,17 @@ def _with_instances(rows: pl.DataFrame, matched: pl.DataFrame, drawn: Drawn) -> 
     told = told.unique(keys, keep="first", maintain_order=True)
     rows = rows.join(told, on=keys, how="left", nulls_equal=True, maintain_order="left")
     number = pl.col("instance").cast(pl.UInt64) + 1
-    drawn.meet(rows["instance"].drop_nulls().to_list())
-    return rows.with_columns(flow=(number + ACROSS).fill_null(0), correlation_id=number.fill_null(0))
+    # A receive mostly begins before its send, and ends after that: an arrow leads to where it ends.
+    receives = pl.col("kind").cast(pl.String).eq_missing("receive")
+    flow, none = (number + ACROSS).fill_null(0), pl.lit(0, pl.UInt64)
+    rows = rows.with_columns(
+        flow=pl.when(receives).then(none).otherwise(flow),
+        arrives=pl.when(receives & (pl.col("transfer") > 0)).then(flow).otherwise(none),
+        correlation_id=number.fill_null(0),
+    )
+    led = (pl.col("flow") > 0) | (pl.col("arrives") > 0)
+    drawn.meet(rows.filter(led)["instance"].to_list())
+    return rows
 
 
 def _on_host(selection: RunPart, rank: int, calls: pl.DataFrame | None, drawn: Drawn) -> Iterator[Track]:

@@ -51,8 +51,13 @@ UNTOLD = {
 ENDS_LACK = "the other ends were not recorded"
 
 
-def exposed_communication(page: PageFindings, base: Finding, moving: int, waited: int) -> None:
-    """What communication itself costs, with what is known about the network as evidence."""
+def exposed_communication(
+    page: PageFindings, base: Finding, moving: int, waited: int, delayed: tuple[int, int] | None = None
+) -> None:
+    """What communication itself costs, with what is known about the network as evidence.
+
+    `delayed` is a rank and how much exposed transfer begins late for it, ns: that rank's finding has it.
+    """
     given = page.given
     network = page.take(*NETWORK)
     small = [f for f in network if f.name == SMALL]
@@ -92,7 +97,7 @@ def exposed_communication(page: PageFindings, base: Finding, moving: int, waited
                 *_one_comes_last(page),
                 # These count the waiting that has a finding of its own.
                 *exposed_for(given),
-                *_side_by_side(given, base, moving + waited),
+                *_side_by_side(page, base, moving + waited, delayed),
                 *_in_one_bucket(page, moving + waited),
                 *_reached(given),
                 *((untold,) if untold else ()),
@@ -138,11 +143,17 @@ def with_busy_links(finding: Finding, given: Given) -> Finding:
     )
 
 
-def _side_by_side(given: Given, base: Finding, cost: int) -> Iterator[str]:
-    """By how much the operations that are named add up to more than the whole, as some run at one time."""
-    named = made_of(replace(base, cost_per_step=cost), exposed_operations(given)).contributed or 0
-    if named - cost >= WAITING_TOLD * cost:
-        yield f"these add up to {milliseconds(named - cost)} more, as some run at the same time"
+def _side_by_side(
+    page: PageFindings, base: Finding, cost: int, delayed: tuple[int, int] | None
+) -> Iterator[str]:
+    """By how much the operations that are named add up to more than the whole: what is told of a late rank,
+    and what runs at the same time."""
+    rank, late = delayed or (0, 0)
+    if late >= WAITING_TOLD * cost:
+        yield f"{milliseconds(late)} of these begins late for rank {rank}, and counts there"
+    named = made_of(replace(base, cost_per_step=cost), exposed_operations(page.given)).contributed or 0
+    if named - cost - late >= WAITING_TOLD * cost:
+        yield f"these add up to {milliseconds(named - cost - late)} more, as some run at the same time"
 
 
 def _reached(given: Given) -> Iterator[str]:

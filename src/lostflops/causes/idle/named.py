@@ -39,6 +39,12 @@ IN_PLACE = re.compile(
     r"^aten::(add|sub|mul|div|lerp|addcmul|addcdiv|sqrt|neg|sign|pow|exp|abs|reciprocal|zero)_ in "
 )
 OPTIMIZERS, ONE_LAUNCH, NO_SYNC = "torch/optim/", "cuda-graph", "no-sync"
+# Functions of PyTorch's optimizers that may change tensors one by one: not what stands around an update, nor
+# one of lists or in one kernel.
+OF_OPTIMIZERS = re.compile(r"torch/optim/(\w+)\.py\(\d+\): (\w+)")
+NO_LOOP = re.compile(
+    r"lr_scheduler|swa_utils|wrapper|zero_grad|profile|_use_grad|_init_group|_multi_tensor|_fused_"
+)
 # Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
 # lengthens just these pauses.
 BETWEEN_FROM = 0.15
@@ -134,10 +140,16 @@ def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tupl
             remedies=(),
             edit=NO_SYNC,
         )
-    in_place = [(name, ns) for name, ns in parts if IN_PLACE.match(name)]
+    updates, names = page.given.updates, page.given.names["name"].drop_nulls()
+    of_update: dict[str, int] = dict(
+        updates.drop_nulls("name").group_by("name").agg(pl.col("ns").sum()).select("name", "ns").iter_rows()
+    )
+    many = max(1, page.given.num_steps)
+    beside = ((name, ns - of_update.get(name, 0) // many) for name, ns in parts if IN_PLACE.match(name))
+    in_place = [(name, ns) for name, ns in beside if ns > 0]
     function = mostly_in(in_place, finding.size)
-    names = page.given.names["name"].drop_nulls()
-    if not function or names.str.contains(OPTIMIZERS, literal=True).any():
+    # Which of them an optimizer launches is known by its step.
+    if not function or (updates.is_empty() and _changes_one_by_one(names)):
         return finding
     largest = next(found[1] for name, _ in in_place if (found := IN_PLACE.match(name)))
     return replace(
@@ -147,6 +159,12 @@ def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tupl
         remedies=(),
         edit=NO_EDIT,
     )
+
+
+def _changes_one_by_one(names: pl.Series) -> bool:
+    """Whether functions of an optimizer of PyTorch's are named that may change tensors one by one."""
+    found = (OF_OPTIMIZERS.search(name) for name in names.unique())
+    return any(each is not None and not NO_LOOP.search(" ".join(each.groups())) for each in found)
 
 
 def _without(parts: Sequence[tuple[str, int]], whole: int | None) -> str:

@@ -61,6 +61,7 @@ class Late:
     assumed: bool
     table: Mapping[str, Any]
     explains: int = 0  # waiting that it causes, of a mean step and rank, ns
+    delays: int = 0  # exposed transfer of the others that begins late for it, of a mean step and rank, ns
     at_most: int = 0  # what its being like the others could gain, of a mean step and rank, ns
     seen: str = ""  # what tells that it is late, where not all members of collectives are here
 

@@ -44,6 +44,10 @@ WORTH_SAYING = 0.01
         "per_step": Time("waiting for it per step with nothing computed, mean of ranks"),
         "step_share": Share("the same as a share of step time"),
         "at_most": Time("upper bound on what arriving with the second to last could save per step"),
+        "delayed": Time(
+            "transfer per step with nothing computed, beyond what the rank has of it, where it arrives last; "
+            "with the waiting no longer than its lead; mean of ranks"
+        ),
         "unmatched": Count("its collectives that could not be matched"),
         "assumed": Count(
             "matched ones whose number of members was not recorded: the ranks here count as all"
@@ -86,12 +90,33 @@ WORTH_SAYING = 0.01
                     "per_step": bare // 3,
                     "step_share": bare / 420,
                     "at_most": at_most,
+                    "delayed": 0,
                 }
                 for rank, last, blame, lead, bare, own_wait, at_most in (
                     (2, 2, 92, 42, 77, 3, 42),
                     (0, 1, 8, 3, 8, 50, 3),
                     (1, 0, 0, 0, 0, 47, 0),
                 )
+            ],
+        ),
+        Example(
+            "rank 1 comes 14 ns late, and then computes beside a transfer that nothing hides on rank 0",
+            given={
+                "collectives": [
+                    {"rank": rank, "start": start, "end": 62, "kind": "all-reduce"}
+                    for rank, start in ((0, 28), (1, 42))
+                ],
+                "ranks": [{"rank": rank, "world_size": 2, "clock_error": 1} for rank in range(2)],
+                "kernels": [
+                    {"rank": rank, "start": 0, "end": end, "family": "gemm"}
+                    for rank, end in ((0, 36), (1, 57))
+                ],
+                "steps": [{"rank": rank, "start": 0, "end": 70} for rank in range(2)],
+            },
+            expect=[
+                # 20 ns on rank 0 and 5 ns on rank 1: its lead explains 8 ns of that, beside 6 of waiting.
+                {"rank": 1, "last": 1, "lead": 14, "at_most": 6, "delayed": 4},
+                {"rank": 0, "last": 0, "lead": 0, "at_most": 0, "delayed": 0},
             ],
         ),
         Example(
@@ -155,11 +180,13 @@ def communication_imbalance(
     moving = matched.select(
         "rank", "end", start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait"))
     )
-    free = _outside(idle.select("rank", "start", "end").collect(), moving)
+    gaps = idle.select("rank", "start", "end").collect()
+    free = _outside(gaps, moving)
     in_lead = waits.with_columns(
         start=pl.max_horizontal("start", pl.col("last_arrival") - pl.col("lead"))
     ).filter(pl.col("rank") != pl.col("last_rank"))
-    bare = _bare(waits, free).group_by("last_rank").agg(pl.col("_bare").sum())
+    waited = _bare(waits, free).collect()
+    bare = waited.lazy().group_by("last_rank").agg(pl.col("_bare").sum())
     # No rank's step gets shorter by more than it waits between the next to last and the last.
     spared = (
         _bare(in_lead, free)
@@ -167,14 +194,16 @@ def communication_imbalance(
         .group_by("last_rank")
         .agg(at_most=(pl.col("_bare") // pl.col("steps")).max())
     )
-    cost = bare.join(spared, on="last_rank", how="left").with_columns(
-        rank=pl.when(pl.col("last_rank") >= 0).then("last_rank")
+    cost = (
+        bare.join(spared, on="last_rank", how="full", coalesce=True)
+        .join(_delayed(matched, gaps, waited), on="last_rank", how="full", coalesce=True)
+        .with_columns(rank=pl.when(pl.col("last_rank") >= 0).then("last_rank"))
     )
     totals = step_totals.select(_steps=pl.col("steps").sum(), _time=pl.col("step_time").sum())
     return (
         per_rank.join(blamed, on="rank", how="full", coalesce=True, nulls_equal=True)
         .join(cost, on="rank", how="left", nulls_equal=True)
-        .with_columns(pl.col("last", "blame", "lead", "_bare", "at_most").fill_null(0))
+        .with_columns(pl.col("last", "blame", "lead", "_bare", "at_most", "_delayed").fill_null(0))
         .with_columns(collectives=pl.coalesce("collectives", "last"), _all=pl.col("blame").sum())
         .join(totals, how="cross")
         .with_columns(
@@ -183,6 +212,7 @@ def communication_imbalance(
             per_step=pl.when(pl.col("_steps") > 0).then(pl.col("_bare") // pl.col("_steps")),
             step_share=pl.when(pl.col("_time") > 0).then(quotient(pl.col("_bare"), pl.col("_time"))),
             at_most=pl.when(pl.col("_steps") > 0).then("at_most"),
+            delayed=pl.when(pl.col("_steps") > 0).then(pl.col("_delayed") // pl.col("_steps")),
         )
         .select(*communication_imbalance.columns)
         .sort("blame", "rank", descending=[True, False])
@@ -206,6 +236,36 @@ def _bare(waits: pl.DataFrame, free: tuple[Int, Int, Int]) -> pl.LazyFrame:
     each = intervals.union(waits.lazy(), ["rank", "last_rank"]).collect()
     (bare,) = intervals.within(_columns(each), free)
     return each.lazy().with_columns(_bare=bare).group_by("rank", "last_rank").agg(pl.col("_bare").sum())
+
+
+def _delayed(matched: pl.DataFrame, gaps: pl.DataFrame, waited: pl.DataFrame) -> pl.LazyFrame:
+    """How much exposed transfer of the others begins late because a rank comes last.
+
+    Had it come with the next each time, transfers would begin earlier by its leads so far, beside what the
+    others compute. What the rank itself has of the same transfer with nothing computed would stay, and its
+    leads explain the others' waiting (`waited`: rank, last_rank, _bare) first.
+    """
+    within = gaps.group_by("rank").agg(since=pl.col("start").min(), until=pl.col("end").max())
+    led = (
+        matched.filter((pl.col("lead") > 0) & (pl.col("last_rank") >= 0))
+        .join(within, on="rank")
+        .filter((pl.col("end") > pl.col("since")) & (pl.col("start") < pl.col("until")))
+        .with_columns(start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait")))
+        .select("rank", "instance", "last_rank", "lead", "start", end=pl.max_horizontal("start", "end"))
+    )
+    (bare,) = intervals.within(_columns(led), _columns(gaps))
+    each = led.with_columns(_moves=pl.Series(bare, dtype=pl.Int64))
+    own = each.filter(pl.col("rank") == pl.col("last_rank")).select("instance", _own="_moves")
+    per_rank = (
+        each.filter(pl.col("rank") != pl.col("last_rank"))
+        .join(own.unique("instance"), on="instance", how="left")
+        .group_by("rank", "last_rank")
+        .agg(pl.col("lead").sum(), longer=(pl.col("_moves") - pl.col("_own").fill_null(0)).clip(0).sum())
+        .join(waited, on=["rank", "last_rank"], how="left")
+    )
+    left = (pl.col("lead") - pl.col("_bare").fill_null(0)).clip(0)
+    delayed = pl.min_horizontal("longer", left).sum()
+    return per_rank.group_by("last_rank").agg(_delayed=delayed).lazy()
 
 
 @communication_imbalance.finding(name="rank-arrives-last", also=("length-grouping", "rank-exclusion"))

@@ -138,10 +138,11 @@ class Packets:
             return
         for first in range(0, len(places), BLOCK):
             block = slice(first, first + BLOCK) if order is None else order[first : first + BLOCK]
-            begins, ends = start[block], end[block]
+            begins, ends, these = start[block], end[block], rows[places[block]]
             columns = MessageColumns(len(begins))
             with columns.inside(PACKET):
-                self._begin(columns, uuid, rows[places[block]], begins, track.arguments)
+                self._begin(columns, uuid, these, begins, track.arguments)
+            self._arrivals(columns, uuid, these, ends)
             with columns.inside(PACKET):
                 self._at(columns, ends)
                 columns.constant(message(EVENT, number(TYPE, END) + number(TRACK_ID, uuid)))
@@ -208,19 +209,42 @@ class Packets:
                 self._argument(columns, rows[argument], begins)
 
     def _flows(self, columns: MessageColumns, rows: pl.DataFrame, begins: Present) -> None:
-        for column, field, shift in (
-            ("flow_from", FLOWS, self._shift),
-            ("flow", FLOWS, 0),
-            ("flow_to", ENDING_FLOWS, self._shift),
-        ):
-            if column in rows.columns:
-                flow = rows[column].fill_null(0).to_numpy()
-                present = flow > 0
-                if present.any():
-                    columns.fixed(field, flow + np.uint64(shift), _and(present, begins))
+        self._flow(columns, rows, "flow_from", FLOWS, self._shift, begins)
+        self._flow(columns, rows, "flow", FLOWS, 0, begins)
+        self._flow(columns, rows, "flow_to", ENDING_FLOWS, self._shift, begins)
         if "correlation_id" in rows.columns:
             shared = rows["correlation_id"].fill_null(0).to_numpy()
             columns.number(CORRELATION, shared, _and(shared > 0, begins))
+
+    def _arrivals(self, columns: MessageColumns, uuid: int, rows: pl.DataFrame, ends: Int) -> None:
+        """A point at the end of each receive, for the arrow of its send: arrows lead to what begins later."""
+        there = rows["arrives"].to_numpy() > 0 if "arrives" in rows.columns else np.zeros(0, np.bool_)
+        if not there.any():
+            return
+        with columns.inside(PACKET, there):
+            self._at(columns, ends)
+            columns.constant(number(FLAGS, NEEDED))
+            with columns.inside(EVENT):
+                columns.constant(number(TRACK_ID, uuid) + number(TYPE, INSTANT))
+                columns.constant(number(NAME_ID, self._names.number("arrives")))
+                columns.constant(number(CATEGORY, self._categories.number("arrival")))
+                self._flow(columns, rows, "arrives", FLOWS)
+
+    def _flow(
+        self,
+        columns: MessageColumns,
+        rows: pl.DataFrame,
+        column: str,
+        field: int,
+        shift: int = 0,
+        there: Present = None,
+    ) -> None:
+        if column not in rows.columns:
+            return
+        flow = rows[column].fill_null(0).to_numpy()
+        present = flow > 0
+        if present.any():
+            columns.fixed(field, flow + np.uint64(shift), _and(present, there))
 
     def _argument(self, columns: MessageColumns, values: pl.Series, begins: Present) -> None:
         missing = values.null_count()
