@@ -91,3 +91,26 @@ def test_the_page_tells_both_and_what_the_others_wait_for_them(tmp_path: Path) -
         "+30.0 ms of data loading per step, 0 ns on the rank in the middle. The others communicate and wait "
         "40.0 ms more."
     ) in found.notes
+
+
+def test_a_link_that_changed_for_all_ranks_is_told_beside_the_rank_that_became_slow(tmp_path: Path) -> None:
+    """The transfer takes 30 less on each rank; rank 2 computes 30 more, and the others wait for that."""
+    slow_link = made(tmp_path / "link", Job(transfer=35).run([[Work()] * 4] * 3))
+    slow_rank = [Work(), Work(), Work(computes=70), Work()]
+    found = lostflops.diff(slow_link, made(tmp_path / "rank", Job(transfer=5).run([slow_rank] * 3)))
+    assert (
+        "What changed is rank 2: +30.0 ms of compute per step, 0 ns on the rank in the middle; and the "
+        "transfer on every rank: −30.0 ms on average. The others wait 30.0 ms more."
+    ) in found.notes
+
+
+def test_ranks_that_are_slow_in_turn_are_none_that_changed(tmp_path: Path) -> None:
+    """In each step another rank has the longest sequence: twice it is rank 2, by chance."""
+    calm = made(tmp_path / "calm", Job().run([[Work()] * 4] * 5))
+    turns = [[Work(computes=80 if rank == slow else 40) for rank in range(4)] for slow in (1, 2, 0, 2, 3)]
+    found = lostflops.diff(calm, made(tmp_path / "turns", Job().run(turns)))
+    assert found.apart is None
+    lasting = [[Work(computes=80 if rank == 2 and step else 40) for rank in range(4)] for step in range(5)]
+    found = lostflops.diff(calm, made(tmp_path / "lasting", Job().run(lasting)))
+    assert found.apart is not None, "the others do not scatter"
+    assert found.apart.ranks == (2,)

@@ -654,3 +654,32 @@ def test_a_lane_that_began_apart_lines_up_at_its_end_beside_one_that_did_not() -
 def test_one_that_is_alone_in_its_group_leads_by_nothing() -> None:
     rows = [row(0, start, start + 9, group="0 [0]", group_size=1, sequence=start) for start in (100, 300)]
     assert matched(rows).select("lead", "wait").rows() == [(0, 0), (0, 0)]
+
+
+def on_two_streams(calls: dict[str, int]) -> list[dict[str, Any]]:
+    """Gathers on stream 24, a scatter on stream 20: on rank 1 the gather launched after it overtakes it."""
+    gather, scatter = {"kind": "all-gather", "stream": 24}, {"kind": "reduce-scatter", "stream": 20}
+    ids = [{"correlation": call} for call in calls.values()]
+    return [
+        row(0, 10, 30, **gather, **ids[0]),
+        row(0, 32, 48, **scatter, **ids[1]),
+        row(0, 35, 55, **gather, **ids[2]),
+        row(1, 12, 31, **gather, **ids[0]),
+        row(1, 38, 49, **scatter, **ids[1]),
+        row(1, 33, 56, **gather, **ids[2]),
+    ]
+
+
+def test_what_two_streams_of_a_group_run_counts_in_the_order_of_its_launches() -> None:
+    table = matched(on_two_streams({"first": 5, "scatter": 7, "next": 9}))
+    assert table["instance"].to_list() == [0, 1, 2, 0, 1, 2]
+    assert table["wait"].to_list() == [2, 6, 0, 0, 0, 2]
+
+
+@pytest.mark.parametrize(
+    "calls", [{"first": 9, "scatter": 7, "next": 5}, {"first": 0, "scatter": 0, "next": 0}]
+)
+def test_ids_that_do_not_rise_along_a_stream_tell_no_order(calls: dict[str, int]) -> None:
+    assert reasons(matched(on_two_streams(calls))) == {
+        "the ranks' collectives differ in kind, bytes or order",
+    }

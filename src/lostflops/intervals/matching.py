@@ -6,7 +6,8 @@ waiting for others, what it spends after is transfer, whatever the kernel's own 
 Ranks run the operations of one lane, a process group or the two ends of a send, in one order. So instances
 are told by the lane and the place in that order, never by time: by the source's sequence number where there
 is one, else by counting, from the start of the recording or, when ranks began at different places, from its
-end. An instance counts only when all members are there and agree in kind and bytes, and when no member of a
+end. The order is that of the launches: what they put on two streams may begin in another order on each rank.
+An instance counts only when all members are there and agree in kind and bytes, and when no member of a
 synchronising collective leaves before the last has come.
 
 Most jobs have few collectives, and then Polars takes longer to plan than to compute: rows are columns of
@@ -114,6 +115,7 @@ class _Rows:
     sequenced: Bool
     lane: Int
     lanes: Callable[[int], str]
+    turn: Int
     size: Int
     assumed: Bool
     reason: Int
@@ -166,6 +168,7 @@ class _Rows:
             sequenced=(sequence != NEVER) & ~pair,
             lane=lane,
             lanes=called,
+            turn=_launched(given, lane, rank),
             size=size,
             assumed=assumed,
             reason=reason,
@@ -173,6 +176,20 @@ class _Rows:
 
     def is_kind(self, names: Sequence[str], rows: Int) -> Bool:
         return np.array([name in names for name in self.kinds])[self.kind[rows]]
+
+
+def _launched(given: pl.DataFrame, lane: Int, rank: Int) -> Int:
+    """The order of the launches in each lane, by the ids that calls get one after the other; 0 in lanes whose
+    ids do not rise along every stream, as streams run what they get in order."""
+    stream, call = filled(given, ("stream", "correlation"))
+    if not len(call):
+        return call
+    order = sorted_by(lane, rank, stream, given["arrival"].to_numpy(), given["end"].to_numpy())
+    opens = changes_of(*(column[order] for column in (lane, rank, stream)))
+    rises = np.empty(len(call), np.bool_)
+    rises[order] = opens | np.append(True, np.diff(call[order]) >= 0)
+    _, of = numbered(lane)
+    return np.where(_Groups(of).every((call > 0) & rises)[of], call, 0)
 
 
 def _place(among: Int, asked: Int) -> tuple[Int, Bool]:
@@ -265,7 +282,7 @@ def _counted(rows: _Rows, of: Int, *more: Int) -> tuple[Int, Int, Int]:
     """Some rows in order, each with its place among those of its rank and lane that are alike in `more`, and
     how many these are."""
     alike = [column[of] for column in (rows.lane, rows.rank, *more)]
-    order = sorted_by(*alike, rows.arrival[of], rows.end[of])
+    order = sorted_by(*alike, rows.turn[of], rows.arrival[of], rows.end[of])
     of = of[order]
     opens = np.flatnonzero(changes_of(*(column[order] for column in alike)))
     count = np.diff(np.append(opens, len(of)))

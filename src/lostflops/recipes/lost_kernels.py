@@ -19,8 +19,9 @@ WORTH_TELLING = 0.02  # of the calls that launch a kernel
 def launching(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl.DataFrame:
     """The calls that launch a kernel: rank, start, and whether it was recorded (`ran`).
 
-    What was called after the last call that has a kernel was still queued when the recording ended. What is
-    captured into a graph does not run. Kernels that name no call are those of as many calls without one.
+    What was called after the last call that has a kernel was still queued when the recording ended, and what
+    was called after the last one of a stream in use may have been. What is captured into a graph does not
+    run. Kernels that name no call are those of as many calls without one.
     """
     nothing = pl.DataFrame(schema={"rank": pl.Int32, "start": pl.Int64, "ran": pl.Boolean})
     if launches is None or kernels is None:
@@ -41,8 +42,7 @@ def launching(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl
     rows = rows.join(unnamed.collect(), on="rank", how="left").with_columns(
         ran=pl.coalesce("ran", missed <= pl.col("_unnamed"), pl.lit(False))
     )
-    last = rows.filter("ran").group_by("rank").agg(_last=pl.col("start").max())
-    rows = rows.join(last, on="rank").filter(pl.col("start") <= pl.col("_last"))
+    rows = rows.join(_may_be_queued(rows, kernels), on="rank").filter(pl.col("start") <= pl.col("_after"))
     if not rows["ran"].all():
         captured = captures(launches.select("rank", "thread", "start", "end", "name"), names).collect()
         if captured.height:
@@ -55,6 +55,22 @@ def launching(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl
                 .filter((pl.col("start") >= pl.col("_end")).fill_null(True))
             )
     return rows.select("rank", "start", "ran")
+
+
+def _may_be_queued(calls: pl.DataFrame, kernels: pl.LazyFrame) -> pl.DataFrame:
+    """After which call of each rank, `_after`, kernels may have been queued when the recording ended.
+
+    A stream lags behind the others where its kernel waits for another rank. It is in use unless its calls
+    ceased for more than twice as long as ever before.
+    """
+    streams = kernels.select("rank", "correlation", "stream").collect().unique(["rank", "correlation"])
+    begun = calls.filter("ran").join(streams, on=["rank", "correlation"], how="left").sort("start")
+    gap = pl.col("start").diff().over("rank", "stream").fill_null(0)
+    ends = begun.with_columns(_gap=gap).group_by("rank", "stream").agg(
+        pl.col("start").max(), pl.col("_gap").max()
+    )  # fmt: skip
+    in_use = pl.col("start").max().over("rank") - pl.col("start") <= 2 * pl.col("_gap")
+    return ends.filter(in_use).group_by("rank").agg(_after=pl.col("start").min())
 
 
 def lost(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl.DataFrame:

@@ -18,7 +18,7 @@ from lostflops.report.first_page.budget import words
 from lostflops.report.words.amounts import apportion
 from lostflops.store.trace import Trace
 
-from .noise import FEWEST, STARTS
+from .noise import FEWEST, STARTS, band
 from .ranks_apart import RanksApart, ranks_apart
 from .setup import Mismatch, mismatches, obstacles, setup
 from .shown.outline import signed
@@ -191,11 +191,12 @@ class Difference:
 
     def _apart(self, apart: RanksApart) -> str:
         waited = f"{milliseconds(abs(apart.waited_ns))} {'more' if apart.waited_ns >= 0 else 'less'}"
+        waited = waited if apart.waited_ns else "as long as before"
         changed = "; and ".join(self._changed(one) for one in (apart, *apart.also))
-        return (
-            f"What changed is {changed}. The others communicate and wait "
-            f"{waited if apart.waited_ns else 'as long as before'}."
-        )
+        if apart.transfer_ns:
+            changed += f"; and the transfer on every rank: {signed(apart.transfer_ns)} on average"
+        do = "wait" if apart.transfer_ns else "communicate and wait"
+        return f"What changed is {changed}. The others {do} {waited}."
 
     def _changed(self, apart: RanksApart) -> str:
         label = words(apart.account, self.after.run.on_host).label
@@ -218,7 +219,15 @@ class Difference:
     def apart(self) -> RanksApart | None:
         """The ranks whose own work changed unlike that of the others, if there are any."""
         step = self.waterfall.step
-        return ranks_apart(*self._accounts, step.before_ns, step.ns) if self.comparable else None
+        if not self.comparable:
+            return None
+        return ranks_apart(*self._accounts, step.before_ns, step.ns, self._scatter)
+
+    def _scatter(self, account: str) -> Mapping[int, int | None]:
+        """What an account's mean may change by on each rank by chance, ns; None where that is not known."""
+        first, second = (side.spent_of_ranks(account) for side in (self.before, self.after))
+        both = {*first} & {*second}
+        return {rank: band(first[rank], second[rank], len(both)) for rank in both}
 
     @cached_property
     def _accounts(self) -> tuple[Mapping[int, Mapping[str, int]], Mapping[int, Mapping[str, int]]]:

@@ -55,6 +55,13 @@ class Side:
         each = self.steps.select(STEP).join(of, on=STEP, how="left").with_columns(pl.col("ns").fill_null(0))
         return each.group_by("step").agg(pl.col("ns").mean()).sort("step")["ns"].to_list()
 
+    def spent_of_ranks(self, account: str) -> dict[int, list[float]]:
+        """The time of each step in an account on each rank, ns."""
+        of = self.ledger.filter(pl.col("account") == account).group_by(STEP).agg(pl.col("ns").sum())
+        each = self.steps.select(STEP).join(of, on=STEP, how="left").with_columns(pl.col("ns").fill_null(0))
+        by_rank = each.sort(STEP).group_by("rank", maintain_order=True).agg(pl.col("ns").cast(pl.Float64))
+        return dict(by_rank.iter_rows())
+
     @cached_property
     def calls(self) -> Mapping[tuple[str, ...], float]:
         """How often kernels begin per step, by kind, by kind and operator, and by these and their name."""
