@@ -111,7 +111,10 @@ def test_every_optimizer_and_way_of_sharding_can_be_planned(capsys: pytest.Captu
         ("train --model llama-3-8b --gpu h100 --offload 33", "up to 32"),
         ("train --model llama-3-8b --gpu h100 --sustained nan", "`--sustained`"),
         ("train --model llama-3-8b --gpu h100 --link nowhere", "no link card"),
-        ("train --model deepseek-v2-lite --gpu h100 --method lora --targets v", "none of the projections"),
+        (
+            "train --model deepseek-v2-lite --gpu h100 --method lora --targets up",
+            "no projection 'up' in deepseek-v2-lite",
+        ),
         ("train --model llama-3-8b --gpu h100 --stream-frozen", "Only frozen weights"),
         ("train --model absent.json --gpu h100", "could not be read"),
         ("serve --model llama-3-8b --gpu h100 --stream 17", "more than the 16.06 GB"),

@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from lostflops.plan.modules import modules
+from lostflops.plan.shape import Shape
+
 from . import apply_megatron
+from .activation_memory import alternate
 from .job import Training
 
 SCRIPT = "train.py"  # the user's own
@@ -22,9 +26,6 @@ CALL_CHECKPOINTING = (
     "call model.activation_checkpointing_enable(); before transformers 5.23, gradient_checkpointing_enable()"
 )
 FUSED_LOSS = "use a fused loss, such as LigerFusedLinearCrossEntropyLoss of liger-kernel"
-# Every second matrix product of a layer, which torchtitan's selective mode keeps.
-ALTERNATE = ("attention", "q_proj", "v_proj", "gate_proj", "down_proj")
-
 FRAMEWORKS = ("HF Trainer", "Accelerate", "DeepSpeed", "torchtitan", "Megatron-LM")
 
 
@@ -282,7 +283,7 @@ def _besides(training: Training) -> Iterator[str]:
             )
         else:
             yield "load the model with dtype=torch.bfloat16"
-        targets = ", ".join(f'"{name}_proj"' for name in t.lora.targets)
+        targets = ", ".join(f'"{name}"' for name in t.lora.modules)
         yield f"wrap the model with peft.LoraConfig(r={t.lora.rank}, target_modules=[{targets}])"
     elif t.optimizer.weights == 2 and not t.optimizer.master:
         yield "load the model with dtype=torch.bfloat16"
@@ -294,13 +295,20 @@ def _calls(training: Training, checkpoints: bool = True) -> Iterator[str]:
     if checkpoints and t.checkpointing == "selective":
         yield "call lostflops.optimize.checkpoint(model), which keeps attention's outputs"
     elif checkpoints and t.checkpointing == "alternate":
-        yield f"call lostflops.optimize.checkpoint(model, keep={ALTERNATE}), or every second product of yours"
+        keep = ("attention", *_alternate(t.shape))
+        yield f"call lostflops.optimize.checkpoint(model, keep={keep}), or every second product of yours"
     if t.offloaded:
         yield "train inside `with lostflops.optimize.offload(model):`"
     if t.streamed:
         yield "train inside `with lostflops.optimize.stream_frozen(model):`"
     if t.fp8:
         yield "call lostflops.optimize.to_fp8(model)"
+
+
+def _alternate(shape: Shape) -> list[str]:
+    """Every second matrix product of a layer, which torchtitan's selective mode keeps, by its module."""
+    kept = {name.rpartition(".")[2] for name in alternate(shape, shape.layers - 1)}
+    return [name for name, members in modules(shape) if kept & {*members}]
 
 
 def lines(training: Training) -> Iterator[str]:
