@@ -243,3 +243,16 @@ def test_fp8_is_finer_and_slower_by_row(capsys: pytest.CaptureFixture[str]) -> N
         for more in ([], ["--fp8", "rowwise"], ["--fp8"])
     ]
     assert steps[0] > steps[1] > steps[2]
+
+
+def test_t5_runs_beyond_what_it_was_made_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "train", "--model", "t5-base", "--gpu", "h100", "--sequence", "1024"]) == 0
+    said = capsys.readouterr().out
+    assert "1,024 run as they are, because its positions are relative" in said and "rotary" not in said
+
+
+def test_adapters_are_not_advised_where_they_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "train", "--model", "deepseek-v3", "--gpu", "h100", "--method"]
+    assert cli.main([*words, "lora"]) == cli.main([*words, "qlora"]) == 0
+    said = capsys.readouterr().out
+    assert "`--method lora`" not in said and said.count("`--method qlora`") == 1

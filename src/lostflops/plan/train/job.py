@@ -385,8 +385,12 @@ def _moments(training: Training, stage: int) -> Iterator[Moment]:
             "logits and loss", size, f"{how}, {each} bytes per {word} of {t.shape.vocabulary:,}"
         )
         yield Moment("loss", stage, (*early, *always, *saved, head, logits))
-    yield Moment("backward begins", stage, (*early, *always, *saved, *live))
-    yield Moment("backward ends", stage, (*static, *always, *_last(t, stage), *live))
+    first, last = (
+        static_memory.on_their_way(t.shape, t.layout, stage, t.optimizer, t.lora, last=which)
+        for which in (False, True)
+    )
+    yield Moment("backward begins", stage, (*early, *always, *saved, *live, first))
+    yield Moment("backward ends", stage, (*static, *always, *_last(t, stage), *live, last))
     yield Moment("update", stage, (*static, outside, buffers, rotary))
 
 

@@ -263,6 +263,14 @@ def ends(shape: Shape, layout: Layout) -> list[Weight]:
     return [held(weight, layout.tensor, layout.expert) for weight in (*shape.before(), *shape.after())]
 
 
+def stage3_bucket(shape: Shape) -> int:
+    """Elements of the bucket that ZeRO's stage 3 fills, as the Trainer sets it; larger gradients pass by.
+
+    It and one gradient that arrives are less than a layer's gradients, which is what is counted.
+    """
+    return shape.hidden * shape.hidden
+
+
 def _unsharded(shape: Shape, layout: Layout, stage: int, lora: Lora | None) -> tuple[int, str]:
     """What is whole at a time, at most: two layers, or the head beside one, and gradients of what is trained.
 
@@ -278,6 +286,39 @@ def _unsharded(shape: Shape, layout: Layout, stage: int, lora: Lora | None) -> t
     if head and beside > layers:
         return beside, f"the gathered head{'' if lora else ', its gradients'} and one gathered layer"
     return layers, "two gathered layers" + ("" if lora else " and one layer's gradients")
+
+
+def on_their_way(
+    shape: Shape, layout: Layout, stage: int, optimizer: Optimizer, lora: Lora | None, *, last: bool
+) -> MemoryPart:
+    """Gradients that FSDP2 has whole in the backward beside the layer's own, and the copy that it reduces.
+
+    The head's are there from the loss on, until its group is reduced: behind the `last` layer, with the
+    embedding's.
+    """
+    if not layout.by_pytorch or layout.replicas == 1 or layout.keeps_gathered:
+        return MemoryPart("gradients to be reduced", 0, "none")
+    each, layer, own = gradient_bytes(optimizer, layout, lora), 0, 0
+    for number in shape.kinds(stage_layers(shape, layout, stage)):
+        weights = held_layer(shape, layout, number)
+        layer = max(layer, elements(adapters(weights, lora) if lora else weights))
+        own = max(own, (4 if lora else 6) * elements(weights))
+    if lora:
+        return MemoryPart("gradients to be reduced", each * layer, "a layer's, copied")
+    outside = ends(shape, layout)
+    head = max(weight.elements for weight in outside)
+    found = each * layer + 2 * head, "a layer's, copied, and the head's"
+    if last:  # the layers' own are gone by then
+        found = max(found, ((2 + each) * elements(outside) - own, "embedding's and head's, copied"))
+    return MemoryPart("gradients to be reduced", *found)
+
+
+def gathered_bytes(optimizer: Optimizer, layout: Layout) -> int:
+    """Bytes of a weight's number where ranks gather it: FSDP2 casts its shards first, ZeRO gathers as kept.
+
+    Without master weights FSDP2 runs ZeRO's stages as well.
+    """
+    return 2 if layout.by_pytorch or not optimizer.master else optimizer.weights
 
 
 def gradient_bytes(optimizer: Optimizer, layout: Layout, lora: Lora | None) -> int:
