@@ -51,7 +51,8 @@ def test_the_trainer_takes_its_settings(name: str, tmp_path: Path, monkeypatch: 
     (read,) = parser.parse_args_into_dataclasses(["--output_dir", str(tmp_path), "--use_cpu", *words])
     assert read.per_device_train_batch_size == JOBS[name].microbatch
     assert read.gradient_accumulation_steps == JOBS[name].microbatches
-    assert read.bf16
+    # With bf16 Accelerate makes what FSDP2 trains fp32: weights planned in 16 bits are loaded and left so.
+    assert read.bf16 == ("FSDP" not in name)
     full = JOBS[name].checkpointing == "full"
     if "fsdp.json" in found.files:
         assert bool(read.fsdp_config.get("activation_checkpointing")) == full
@@ -195,6 +196,72 @@ def test_a_framework_without_the_layout_is_left_out() -> None:
     assert "--parallelism.tensor_parallel_degree=8" in command
     assert "--parallelism.pipeline_parallel_degree=16" in command
     assert "--parallelism.pipeline_parallel_schedule=1F1B" in command
+
+
+def test_the_precision_is_the_planned_one() -> None:
+    """Autocast and FSDP2 keep fp32 weights as they were loaded; without master weights nothing is fp32."""
+    for optimizer, sharding, loaded in (
+        ("adam", "none", "float32"), ("adam-fp32", "none", "float32"), ("adam-fp32", "fsdp2", "float32"),
+        ("adam", "fsdp2", "float32"), ("adam-16bit", "none", "bfloat16"), ("adam-8bit", "fsdp2", "bfloat16"),
+    ):  # fmt: skip
+        asked = on_eight(sharding, optimizer=OPTIMIZERS[optimizer])  # pyright: ignore[reportArgumentType]
+        for framework in ("HF Trainer", "Accelerate"):
+            assert f"load the model with dtype=torch.{loaded}" in of(framework, asked).besides
+    bare = on_eight("none")
+    said = "its gradients are then in fp32: plan with `--optimizer adam-fp32-gradients`"
+    assert said in of("HF Trainer", bare).besides and said not in of("DeepSpeed", bare).besides
+    pure = on_eight("fsdp2", optimizer=OPTIMIZERS["adam-16bit"])
+    assert "--bf16" not in of("HF Trainer", pure).command
+    assert "--mixed_precision no" in of("Accelerate", pure).command
+
+
+def test_deepspeed_is_told_what_the_times_take_for_granted() -> None:
+    """It overlaps nothing below stage 3 by default, and fetches less than a layer ahead in it."""
+    pytest.importorskip("torch")
+    config: Any = pytest.importorskip("deepspeed.runtime.zero.config")
+    layer = 218_112_000  # of Llama 3 8B
+    for sharding, stage in (("zero-1", 1), ("zero-2", 2), ("zero-3", 3)):
+        file = of("DeepSpeed", on_eight(sharding)).files["ds.json"]  # pyright: ignore[reportArgumentType]
+        read = config.get_zero_config(file)
+        assert (int(read.stage), read.overlap_comm) == (stage, True)
+        if stage == 3:
+            assert (read.prefetch_bucket_size, read.max_live_parameters) == (layer, 2 * layer)
+        else:
+            assert read.reduce_bucket_size == read.allgather_bucket_size == 500_000_000
+        assert file["data_types"] == {"grad_accum_dtype": "bf16"}
+    wide = on_eight("zero-2", optimizer=OPTIMIZERS["adam-fp32-gradients"])
+    assert of("DeepSpeed", wide).files["ds.json"]["communication_data_type"] == "fp32"
+
+
+def test_only_frameworks_that_have_the_model_are_named() -> None:
+    """torchtitan has no T5, BERT or Qwen2, and its Llama ties no embeddings; Megatron no windows."""
+    for model in ("flan-t5-xl", "bert-base", "qwen2.5-7b", "gpt-oss-20b", "llama-3.2-1b", "gemma-2b"):
+        asked = job(model, layout=Layout(gpus=8, sharding="fsdp2"), sequence=512)
+        assert "torchtitan" not in [found.framework for found in apply.settings(asked)]
+    for model in ("llama-3-8b", "qwen3-8b", "deepseek-v3", "llama-4-scout"):
+        asked = job(model, layout=Layout(gpus=8, sharding="fsdp2"))
+        assert "torchtitan" in [found.framework for found in apply.settings(asked)]
+    for model, has in (
+        ("gemma-2b", False),
+        ("gemma-2-9b", False),
+        ("llama-3-8b", True),
+        ("gpt-oss-20b", False),
+    ):
+        asked = job(model, layout=Layout(gpus=8, tensor=2))
+        assert ("Megatron-LM" in [found.framework for found in apply.settings(asked)]) == has
+
+
+def test_sharded_four_bit_weights_are_stored_as_what_is_computed_in() -> None:
+    """FSDP leaves bytes whole on every rank: only floating types are sharded."""
+    four = on_eight("zero-3", lora=Lora(base_bits=4))
+    (loaded,) = (more for more in of("HF Trainer", four).besides if more.startswith("load"))
+    assert "bnb_4bit_quant_storage=torch.bfloat16" in loaded
+    alone = job(lora=Lora(base_bits=4))
+    assert not any("quant_storage" in more for more in of("HF Trainer", alone).besides)
+    experts = job("qwen3-30b-a3b", lora=Lora(base_bits=4))
+    assert any(
+        more.startswith("routed experts stay in 16 bits") for more in of("HF Trainer", experts).besides
+    )
 
 
 def test_deepspeed_does_not_run_what_it_would_add_master_weights_to() -> None:

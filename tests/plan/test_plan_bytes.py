@@ -13,7 +13,7 @@ from lostflops.plan import hardware, model_config
 from lostflops.plan.models import named
 from lostflops.plan.serve import inference, kv_cache
 from lostflops.plan.shape import elements
-from lostflops.plan.train import activation_memory, calibration, static_memory
+from lostflops.plan.train import activation_memory, calibration, exchanged, static_memory
 from lostflops.plan.train.job import Prediction
 from lostflops.plan.train.layout import Layout, Sharding, stage_weights
 from lostflops.plan.train.static_memory import OPTIMIZERS, Lora
@@ -178,3 +178,26 @@ def test_every_way_of_checkpointing_takes_the_rate_of_a_run(
     assert (done > none) is (checkpointing != "none")
     full = calibration.operations(replace(asked, checkpointing="full"))
     assert done <= full
+
+
+def test_fsdp2_has_gradients_whole_before_it_reduces_them() -> None:
+    """Of Llama 3 8B a layer has 218,112,000 weights, the head 525,336,576; gradients are reduced in fp32."""
+    layer, head = 218_112_000, 128_256 * 4096
+    asked = job(layout=Layout(gpus=8, sharding="fsdp2"))
+
+    def reduced(moment: str) -> int:
+        (found,) = (m for m in Prediction(asked).moments if m.name == moment)
+        return sum(part.bytes for part in found.parts if part.name == "gradients to be reduced")
+
+    assert reduced("backward begins") == 4 * layer + 2 * head
+    # Behind the last layer embedding, head and norm are reduced, and no layer is there any more.
+    assert reduced("backward ends") == 6 * (2 * head + 4096) - 6 * layer
+    assert reduced("loss") == reduced("update") == 0
+
+
+@pytest.mark.parametrize("sharding", ["zero-3", "fsdp2"])
+def test_fp32_weights_are_gathered_in_sixteen_bits_by_memory_and_time_alike(sharding: Sharding) -> None:
+    """No engine that is named gathers them in fp32: FSDP2 casts its shards before it gathers."""
+    layout = Layout(gpus=8, sharding=sharding)
+    wide, narrow = (job(layout=layout, optimizer=OPTIMIZERS[name]) for name in ("adam-fp32", "adam-16bit"))
+    assert exchanged.work(wide, 0).gathered_bytes == exchanged.work(narrow, 0).gathered_bytes

@@ -111,7 +111,10 @@ def test_every_optimizer_and_way_of_sharding_can_be_planned(capsys: pytest.Captu
         ("train --model llama-3-8b --gpu h100 --offload 33", "up to 32"),
         ("train --model llama-3-8b --gpu h100 --sustained nan", "`--sustained`"),
         ("train --model llama-3-8b --gpu h100 --link nowhere", "no link card"),
-        ("train --model deepseek-v2-lite --gpu h100 --method lora --targets v", "none of the projections"),
+        (
+            "train --model deepseek-v2-lite --gpu h100 --method lora --targets up",
+            "no projection 'up' in deepseek-v2-lite",
+        ),
         ("train --model llama-3-8b --gpu h100 --stream-frozen", "Only frozen weights"),
         ("train --model absent.json --gpu h100", "could not be read"),
         ("serve --model llama-3-8b --gpu h100 --stream 17", "more than the 16.06 GB"),
@@ -240,3 +243,16 @@ def test_fp8_is_finer_and_slower_by_row(capsys: pytest.CaptureFixture[str]) -> N
         for more in ([], ["--fp8", "rowwise"], ["--fp8"])
     ]
     assert steps[0] > steps[1] > steps[2]
+
+
+def test_t5_runs_beyond_what_it_was_made_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "train", "--model", "t5-base", "--gpu", "h100", "--sequence", "1024"]) == 0
+    said = capsys.readouterr().out
+    assert "1,024 run as they are, because its positions are relative" in said and "rotary" not in said
+
+
+def test_adapters_are_not_advised_where_they_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "train", "--model", "deepseek-v3", "--gpu", "h100", "--method"]
+    assert cli.main([*words, "lora"]) == cli.main([*words, "qlora"]) == 0
+    said = capsys.readouterr().out
+    assert "`--method lora`" not in said and said.count("`--method qlora`") == 1

@@ -84,6 +84,7 @@ MISTRAL = {
     "num_key_value_heads": 8,
     "vocab_size": 32000,
     "max_position_embeddings": 32768,
+    "sliding_window": None,
     "torch_dtype": "bfloat16",
 }
 DEEPSEEK = {
@@ -151,6 +152,7 @@ def test_a_config_json_gives_the_model_that_is_known_by_name(
             "layers with experts",
         ),
         ({"model_type": "llama4_text"}, "num_local_experts"),
+        ({"model_type": "mixtral"}, "how many experts it has is absent"),
     ],
 )
 def test_a_config_that_describes_no_decoder_is_refused_in_words(change: dict[str, object], says: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -140,8 +141,66 @@ BIASED = (
     "gpt_oss",
 )
 UNBIASED = ("mistral", "mixtral", "phi3")
-# What published configurations of Gemma 3 leave out, as transformers fills it in.
-GEMMA_3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208}
+# What transformers fills in where a configuration does not name it: null says that there is none.
+DEFAULTS: dict[str, dict[str, int]] = {
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
+    "mixtral": {"num_key_value_heads": 8, "num_experts_per_tok": 2, "max_position_embeddings": 131072},
+    "qwen2": {"num_key_value_heads": 32, "max_position_embeddings": 32768},
+    "qwen2_moe": {
+        "num_key_value_heads": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632, "max_position_embeddings": 32768,
+    },
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768},
+    "qwen3_moe": {
+        "num_key_value_heads": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+        "max_position_embeddings": 32768,
+    },
+    "deepseek_v2": {
+        "num_key_value_heads": 32, "moe_intermediate_size": 1407, "n_shared_experts": 2, "q_lora_rank": 1536,
+    },
+    "deepseek_v3": {
+        "num_key_value_heads": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+        "n_shared_experts": 1, "first_k_dense_replace": 3, "q_lora_rank": 1536, "topk_group": 4,
+    },
+    "gemma": {"num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192},
+    "gemma2": {
+        "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "max_position_embeddings": 8192,
+    },
+    "gemma3_text": {
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208,
+        "sliding_window": 4096, "max_position_embeddings": 131072,
+    },
+    "smollm3": {"num_key_value_heads": 4, "max_position_embeddings": 32768},
+    "gpt_oss": {
+        "num_key_value_heads": 8, "head_dim": 64, "num_experts_per_tok": 4, "sliding_window": 128,
+        "max_position_embeddings": 131072,
+    },
+    "llama4_text": {
+        "num_key_value_heads": 8, "head_dim": 128, "num_experts_per_tok": 1, "intermediate_size_mlp": 16384,
+        "attention_chunk_size": 8192, "max_position_embeddings": 131072,
+    },
+    "falcon": {"max_position_embeddings": 2048},
+    "opt": {"intermediate_size": 3072, "max_position_embeddings": 2048},
+    "vit": {"intermediate_size": 3072},
+    "bert": {"intermediate_size": 3072, "max_position_embeddings": 512},
+    "llama": {"max_position_embeddings": 2048},
+    "granite": {"max_position_embeddings": 2048},
+    "gpt_neox": {"max_position_embeddings": 2048},
+    "phi3": {"max_position_embeddings": 4096},
+    "gpt2": {"max_position_embeddings": 1024},
+    "t5": {"head_dim": 64},
+}  # fmt: skip
+# Families that are mixtures of experts: how many there are is not made up.
+ROUTED = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text")
+
+
+def _defaults(kind: str, named: dict[str, Any]) -> dict[str, int]:
+    """What transformers fills in; groups of heads that these heads do not come in are left out."""
+    usual = dict(DEFAULTS.get(kind, {}))
+    heads = named.get("num_attention_heads", usual.get("num_attention_heads"))
+    if isinstance(heads, int) and heads % usual.get("num_key_value_heads", 1):
+        del usual["num_key_value_heads"]
+    return usual
 
 
 def _known_names(written: dict[str, Any]) -> dict[str, Any]:
@@ -153,10 +212,10 @@ def _known_names(written: dict[str, Any]) -> dict[str, Any]:
         kind = "llama4_text"
         written = {**msgspec.convert(text, dict[str, Any]), "model_type": kind}
     aliases = ALIASES.get(kind, {}) if isinstance(kind, str) else {}
-    # What is null is left to the family, as what is absent.
-    found: dict[str, Any] = {
-        aliases.get(name, name): value for name, value in written.items() if value is not None
-    }
+    named = {aliases.get(name, name): value for name, value in written.items()}
+    if isinstance(kind, str):
+        named = {**_defaults(kind, named), **named}
+    found: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if kind in TIED:
         found.setdefault("tie_word_embeddings", True)
     if kind in WITH_BIASES:
@@ -167,8 +226,6 @@ def _known_names(written: dict[str, Any]) -> dict[str, Any]:
         found.setdefault("activation_function", "gelu_new")
     if kind == "t5" and found.get("num_hidden_layers") is not None:
         found["num_decoder_layers"] = found.get("num_decoder_layers") or found["num_hidden_layers"]
-    if kind == "gemma3_text":
-        found = GEMMA_3 | found
     if kind == "vit":
         found["vocab_size"] = len(found.get("id2label") or "no") or 2
     return found
@@ -195,7 +252,7 @@ def from_config(content: bytes, name: str) -> Shape:
             )
     if config.head_dim is None and config.kv_lora_rank is None:
         _divides(name, "num_attention_heads", config.num_attention_heads, "hidden_size", config.hidden_size)
-    kv = config.num_key_value_heads or config.num_attention_heads
+    kv = (0 if kind == "t5" else config.num_key_value_heads) or config.num_attention_heads
     _divides(name, "num_key_value_heads", kv, "num_attention_heads", config.num_attention_heads)
     if config.mlp_only_layers or (config.decoder_sparse_step or 1) != 1 or (config.moe_layer_freq or 1) != 1:
         raise BadModel(name, "its expert layers are not all the layers behind the first dense ones")
@@ -241,14 +298,18 @@ def _shape(config: Config, kind: str, name: str, kv: int) -> Shape:
         if config.attention_bias:
             raise BadModel(name, "its latent attention has biases")
         latent = Latent(config.q_lora_rank or 0, *(size or 0 for size in sizes))
+    if kind in ROUTED and not experts:
+        counted = "num_local_experts, num_experts or n_routed_experts"
+        raise BadModel(name, f"how many experts it has is absent: its {counted}")
     if kind in BY_FAMILY:
-        return BY_FAMILY[kind](config, name)
+        return replace(BY_FAMILY[kind](config, name), family=kind)
     decoder = config.num_decoder_layers or 0
     said = config.is_gated_act
     gated = config.feed_forward_proj.startswith("gated") if said is None else said
     window, unwindowed = _window(config, kind)
     return Shape(
         name=name,
+        family=kind,
         hidden=config.hidden_size,
         feed_forward=config.intermediate_size,
         layers=config.num_hidden_layers + (decoder if kind == "t5" else 0),

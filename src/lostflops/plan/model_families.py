@@ -112,8 +112,6 @@ def llama4(config: Config, name: str) -> Shape:
     if config.moe_layers not in (None, [*range(every - 1, layers, every)]) or layers % every:
         raise BadModel(name, f"its layers with experts are not each {every} of its {layers}")
     experts, width = config.num_local_experts or 0, config.intermediate_size
-    if not experts:
-        raise BadModel(name, "its num_local_experts is absent")
     chunk = config.attention_chunk_size or 0
     whole: Sequence[int] = whole_every(4, layers)
     if config.layer_types:

@@ -19,7 +19,7 @@ def _gpt(name: str, h: int, layers: int, heads: int, vocabulary: int, positions:
     """
     return Shape(
         name, h, 4 * h, layers, heads, heads, h // heads, vocabulary, tied=True, **BIASES, **PLAIN,
-        dropout=True, positions=positions, longest=positions, composed=name.startswith("gpt2"),
+        dropout=True, positions=positions, longest=positions, composed=name.startswith("gpt2"), family="gpt2",
     )  # fmt: skip
 
 
@@ -28,28 +28,28 @@ def _bert(name: str, h: int, layers: int, heads: int, vocabulary: int = 30522) -
     return Shape(
         name, h, 4 * h, layers, heads, heads, h // heads, vocabulary, tied=True, **BIASES, **PLAIN,
         dropout=True, positions=512, longest=512, causal=False, segments=2, embedding_norm=True,
-        final_norms=0, transform=True,
+        final_norms=0, transform=True, family="bert",
     )  # fmt: skip
 
 
 def _opt(name: str, h: int, layers: int, heads: int) -> Shape:
     return Shape(
         name, h, 4 * h, layers, heads, heads, h // heads, 50272, tied=True, **BIASES, **PLAIN, relu=True,
-        dropout=True, positions=2050, longest=2048,
+        dropout=True, positions=2050, longest=2048, family="opt",
     )  # fmt: skip
 
 
 def _neox(name: str, h: int, layers: int, heads: int, vocabulary: int) -> Shape:
     return Shape(
         name, h, 4 * h, layers, heads, heads, h // heads, vocabulary, **BIASES, **PLAIN, parallel=True,
-        longest=2048,
+        longest=2048, family="gpt_neox",
     )  # fmt: skip
 
 
 def _falcon(name: str, h: int, layers: int, heads: int, kv: int, norms: int) -> Shape:
     return Shape(
         name, h, 4 * h, layers, heads, kv, 64, 65024, tied=True, **PLAIN, parallel=True, norms=norms,
-        longest=2048,
+        longest=2048, family="falcon",
     )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def _gpt_oss(name: str, layers: int, experts: int) -> Shape:
     return Shape(
         name, 2880, 2880, layers, 64, 8, 64, 201088, attention_bias=True, output_bias=True, sinks=True,
         experts=experts, experts_per_token=4, expert_width=2880, router_bias=True, expert_bias=True,
-        longest=131072, window=128, unwindowed=whole_every(2, layers),
+        longest=131072, window=128, unwindowed=whole_every(2, layers), family="gpt_oss",
     )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def _llama4(name: str, experts: int, every: int, longest: int) -> Shape:
     return Shape(
         name, 5120, 16384, 48, 40, 8, 128, 202048, experts=experts, experts_per_token=1, expert_width=8192,
         shared_width=8192, expert_every=every, longest=longest, window=8192, chunked=True,
-        unwindowed=whole_every(4, 48),
+        unwindowed=whole_every(4, 48), family="llama4_text",
     )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def _t5(name: str, h: int, f: int, layers: int, heads: int, size: int, *, gated:
     """`layers` of an encoder and as many of a decoder; version 1.1 has a gate and a head of its own."""
     return Shape(
         name, h, f, 2 * layers, heads, heads, size, 32128, tied=not gated, gated=gated, dropout=True,
-        encoder_layers=layers, buckets=32, final_norms=2, longest=512,
+        encoder_layers=layers, buckets=32, final_norms=2, longest=512, family="t5",
     )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def _vit(name: str, h: int, layers: int, heads: int, patch: int, image: int) -> 
     return Shape(
         name, h, 4 * h, layers, heads, heads, h // heads, 1000, attention_bias=True, output_bias=True,
         gated=False, layer_norm=True, mlp_bias=True, positions=tokens, longest=tokens, causal=False,
-        patch=3 * patch * patch,
+        patch=3 * patch * patch, family="vit",
     )  # fmt: skip
 
 
@@ -93,7 +93,8 @@ def _gemma(name: str, h: int, f: int, layers: int, heads: int, kv: int, size: in
     vocabulary = int(more.pop("vocabulary", 256000))
     if every := int(more.pop("whole_every", 0)):
         more["unwindowed"] = whole_every(every, layers)
-    return Shape(name, h, f, layers, heads, kv, size, vocabulary, tied=True, **more)
+    family = {2: "gemma", 4: "gemma3_text" if more.get("query_key_norm") else "gemma2"}[more.get("norms", 2)]
+    return Shape(name, h, f, layers, heads, kv, size, vocabulary, tied=True, family=family, **more)
 
 
 def _gemma3(
@@ -112,20 +113,23 @@ def _llama(
 
 
 def _qwen2(name: str, h: int, f: int, layers: int, heads: int, kv: int, vocabulary: int, tied: bool) -> Shape:
-    return _llama(name, h, f, layers, heads, kv, vocabulary, tied=tied, attention_bias=True)
+    return _llama(name, h, f, layers, heads, kv, vocabulary, tied=tied, attention_bias=True, family="qwen2")
 
 
 def _qwen3(name: str, h: int, f: int, layers: int, heads: int, kv: int, **more: Any) -> Shape:
-    return _llama(name, h, f, layers, heads, kv, 151936, head_size=128, query_key_norm=True, **more)
+    family = "qwen3_moe" if more.get("experts") else "qwen3"
+    usual = {"head_size": 128, "query_key_norm": True, "family": family}
+    return _llama(name, h, f, layers, heads, kv, 151936, **usual, **more)
 
 
 def _mixtral(name: str, h: int, f: int, layers: int, heads: int, vocabulary: int) -> Shape:
-    experts = {"experts": 8, "experts_per_token": 2, "expert_width": f}
+    experts = {"experts": 8, "experts_per_token": 2, "expert_width": f, "family": "mixtral"}
     return _llama(name, h, f, layers, heads, 8, vocabulary, **experts)
 
 
 def _deepseek(name: str, h: int, f: int, layers: int, heads: int, vocabulary: int, **more: Any) -> Shape:
-    return Shape(name, h, f, layers, heads, heads, 128, vocabulary, **more)
+    family = "deepseek_v3" if name.endswith("v3") else "deepseek_v2"
+    return Shape(name, h, f, layers, heads, heads, 128, vocabulary, family=family, **more)
 
 
 # Tokens of the longest sequence, as the model cards say.
@@ -212,7 +216,7 @@ KNOWN = {
         _llama("llama-3.2-1b", 2048, 8192, 16, 32, 8, 128256, tied=True),
         _llama("llama-3.2-3b", 3072, 8192, 28, 24, 8, 128256, tied=True),
         _llama("llama-3.3-70b", 8192, 28672, 80, 64, 8, 128256),
-        _llama("mistral-7b", 4096, 14336, 32, 32, 8, 32000),
+        _llama("mistral-7b", 4096, 14336, 32, 32, 8, 32000, family="mistral"),
         _mixtral("mixtral-8x7b", 4096, 14336, 32, 32, 32000),
         _mixtral("mixtral-8x22b", 6144, 16384, 56, 48, 32000),
         _qwen2("qwen2.5-0.5b", 896, 4864, 24, 14, 2, 151936, True),

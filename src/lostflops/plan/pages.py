@@ -111,8 +111,10 @@ def _attention(training: Training) -> str:
 
 def _too_long(shape: Shape, tokens: int) -> Iterator[str]:
     if 0 < shape.longest < tokens:
-        need = "more position embeddings" if shape.positions else "rotary scaling or more training"
-        yield f"{shape.name} was made for {shape.longest:,} tokens: {tokens:,} need {need}."
+        need = "need more position embeddings" if shape.positions else "need rotary scaling or more training"
+        if shape.buckets:  # distances beyond the last share one
+            need = "run as they are, because its positions are relative, but may need more training"
+        yield f"{shape.name} was made for {shape.longest:,} tokens: {tokens:,} {need}."
 
 
 def _card(gpu: Gpu) -> str:

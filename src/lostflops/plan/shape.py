@@ -113,6 +113,7 @@ class Shape:
     chunked: bool = False  # windows do not move along: a token sees its own, from where that begins
     unwindowed: tuple[int, ...] = ()  # of a model with a window: layers that see everything
     ahead: int = 0  # tokens beyond the next that training predicts, each with a layer and a pass of the head
+    family: str = "llama"  # `model_type` of the configuration: how transformers names its modules
 
     @property
     def query_width(self) -> int:

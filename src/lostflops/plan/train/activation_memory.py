@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from lostflops.plan.modules import modules
 from lostflops.plan.shape import Shape, Weight
 
 from .layout import Layout
@@ -157,7 +158,7 @@ def _inputs(
         if not saved:
             yield SavedTensor(f"input of {of}", width, split, gathered=not split)
         return
-    reading = [name for name in names if name in lora.targets]
+    reading = [name for name in names if name in lora.targets and lora.leads(name)]
     for name in reading:
         yield SavedTensor(f"output of {name}'s A", (4 if lora.fp32 else 2) * lora.rank, False)
         if lora.fp32:
@@ -238,8 +239,21 @@ def _attended(shape: Shape, tokens: int, layout: Layout) -> int:
 
 
 def _alternate(shape: Shape, number: int) -> list[Weight]:
-    """The matrices whose products are kept where every second one is computed again: first, third, ..."""
-    return [w for w in shape.layer(number) if w.inputs and w.name != "router"][::2]
+    """The matrices whose products are kept where every second one is computed again: first, third, ...
+
+    What is one module has one product.
+    """
+    matrices = [w for w in shape.layer(number) if w.inputs and w.name != "router"]
+    picked = {w.name for w in matrices[::2]}
+    for _, members in modules(shape):
+        if len(members) > 1 and picked & {*members}:
+            picked |= {*members}
+    return [w for w in matrices if w.name in picked]
+
+
+def alternate(shape: Shape, number: int) -> list[str]:
+    """Names of the matrices whose products are kept where every second one is computed again."""
+    return [weight.name for weight in _alternate(shape, number)]
 
 
 def recomputed_share(shape: Shape, number: int) -> float:

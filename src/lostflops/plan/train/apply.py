@@ -11,8 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from lostflops.plan.modules import modules
+from lostflops.plan.shape import Shape, elements
+
 from . import apply_megatron
+from .activation_memory import alternate
 from .job import Training
+from .static_memory import BUCKET, stage3_bucket
 
 SCRIPT = "train.py"  # the user's own
 TRAINER_OPTIMIZERS = {"adam-8bit": "adamw_torch_8bit", "factored": "adafactor"}
@@ -22,8 +27,9 @@ CALL_CHECKPOINTING = (
     "call model.activation_checkpointing_enable(); before transformers 5.23, gradient_checkpointing_enable()"
 )
 FUSED_LOSS = "use a fused loss, such as LigerFusedLinearCrossEntropyLoss of liger-kernel"
-# Every second matrix product of a layer, which torchtitan's selective mode keeps.
-ALTERNATE = ("attention", "q_proj", "v_proj", "gate_proj", "down_proj")
+# Families that torchtitan has a model of; its Llama ties no embeddings, and DeepSeek-V2 is a size of its V3.
+TITAN = ("llama", "llama4_text", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+BF16, FP32 = "load the model with dtype=torch.bfloat16", "load the model with dtype=torch.float32"
 
 FRAMEWORKS = ("HF Trainer", "Accelerate", "DeepSpeed", "torchtitan", "Megatron-LM")
 
@@ -44,17 +50,24 @@ def settings(training: Training) -> tuple[FrameworkSettings, ...]:
     found: list[FrameworkSettings] = []
     if not layout.splits:
         found += [_trainer(training), _accelerate(training)]
-        if not _by_fsdp(training):
+        # DeepSpeed keeps fp32 master weights beside whatever it trains in 16 bits.
+        if not _by_fsdp(training) and (training.optimizer.master or training.lora):
             found.append(_deepspeed(training))
-    replicated = layout.stage in (1, 2)  # torchtitan shards weights too: it has no ZeRO stage 1 or 2
-    runs = training.lora is None and training.shape.gated and not training.optimizer_away
-    if runs and not replicated and _pytorch_schedules(training):
+    if _has_titan(training) and _pytorch_schedules(training):
         found.append(_torchtitan(training))
     if apply_megatron.has(training):
         command, besides = apply_megatron.pretrain(training)
         launched = f"{_launch(training)} pretrain_gpt.py {command}"
         found.append(FrameworkSettings("Megatron-LM", launched, {}, (*_on_each_node(training), *besides)))
     return tuple(found)
+
+
+def _has_titan(training: Training) -> bool:
+    """Whether torchtitan has the model, and trains all of it with the optimizer where the model is."""
+    t = training
+    known = t.shape.family in TITAN and not (t.shape.tied and t.shape.family == "llama")
+    replicated = t.layout.stage in (1, 2)  # it shards weights too: it has no ZeRO stage 1 or 2
+    return known and t.lora is None and not t.optimizer_away and not replicated
 
 
 def _pytorch_schedules(training: Training) -> bool:
@@ -83,6 +96,16 @@ def _by_fsdp(training: Training) -> bool:
     if t.optimizer_away:
         return False
     return t.layout.sharding == "fsdp2" or (t.layout.stage > 0 and not t.optimizer.master)
+
+
+def _stays_16bit(training: Training) -> bool:
+    """Whether mixed precision has to be left out: with it Accelerate's FSDP2 makes trained weights fp32."""
+    t = training
+    return _by_fsdp(t) and t.lora is None and t.optimizer.weights == 2 and not t.optimizer.master
+
+
+def _by_deepspeed(training: Training) -> bool:
+    return not _by_fsdp(training) and (training.layout.stage > 0 or training.optimizer_away)
 
 
 def _nodes(training: Training) -> int:
@@ -118,7 +141,7 @@ def _trainer(training: Training) -> FrameworkSettings:
     t = training
     words = [
         _launch(t), SCRIPT, f"--per_device_train_batch_size {t.microbatch}",
-        f"--gradient_accumulation_steps {t.microbatches}", "--bf16",
+        f"--gradient_accumulation_steps {t.microbatches}", *(() if _stays_16bit(t) else ("--bf16",)),
     ]  # fmt: skip
     files: dict[str, dict[str, Any]] = {}
     more = [*_on_each_node(t)]
@@ -135,15 +158,18 @@ def _trainer(training: Training) -> FrameworkSettings:
         if t.checkpointing == "full":
             words.append("--activation_checkpointing")
             more.append("before transformers 5.23 it is --gradient_checkpointing")
-        if t.layout.stage or t.optimizer_away:
+        if _by_deepspeed(t):
             words.append("--deepspeed ds.json")
             files["ds.json"] = _zero(t)
-    return FrameworkSettings("HF Trainer", " ".join(words), files, (*more, *_besides(t)))
+    return FrameworkSettings(
+        "HF Trainer", " ".join(words), files, (*more, *_besides(t, by_deepspeed=_by_deepspeed(t)))
+    )
 
 
 def _accelerate(training: Training) -> FrameworkSettings:
     t = training
-    words = ["accelerate launch", f"--num_processes {t.layout.gpus}", "--mixed_precision bf16"]
+    precision = "no" if _stays_16bit(t) else "bf16"
+    words = ["accelerate launch", f"--num_processes {t.layout.gpus}", f"--mixed_precision {precision}"]
     more: list[str] = []
     if (nodes := _nodes(t)) > 1:
         words += [f"--num_machines {nodes}", '--machine_rank "$NODE"', '--main_process_ip "$HEAD"']
@@ -154,7 +180,9 @@ def _accelerate(training: Training) -> FrameworkSettings:
         words.append(f"--fsdp_reshard_after_forward {str(t.layout.stage >= 3).lower()}")
         if t.checkpointing == "full":
             words.append("--fsdp_activation_checkpointing true")
-    elif t.layout.stage or t.optimizer_away:
+    elif _by_deepspeed(t):
+        if 0 < t.layout.stage < 3:
+            more.append("its flags leave overlap_comm off: give a --deepspeed_config_file that has it on")
         words += ["--use_deepspeed", f"--zero_stage {_zero_stage(t)}"]
         words.append(f"--gradient_accumulation_steps {t.microbatches}")
         if t.optimizer_away:
@@ -176,7 +204,9 @@ def _accelerate(training: Training) -> FrameworkSettings:
                 "factored": "optimizer: transformers.Adafactor",
             }[t.optimizer.name]
         )
-    return FrameworkSettings("Accelerate", " ".join([*words, SCRIPT]), {}, (*more, *_besides(t)))
+    return FrameworkSettings(
+        "Accelerate", " ".join([*words, SCRIPT]), {}, (*more, *_besides(t, by_deepspeed=_by_deepspeed(t)))
+    )
 
 
 def _zero_stage(training: Training) -> int:
@@ -187,11 +217,22 @@ def _zero_stage(training: Training) -> int:
 def _zero(training: Training) -> dict[str, Any]:
     """What DeepSpeed reads; `auto` is the Trainer's own setting."""
     t = training
-    zero: dict[str, Any] = {"stage": _zero_stage(t)}
+    zero: dict[str, Any] = {"stage": _zero_stage(t), "overlap_comm": True, "contiguous_gradients": True}
+    if _zero_stage(t) >= 3:
+        # One layer is there and the next on its way: the default fetches less than a layer ahead.
+        layer = max(map(elements, map(t.shape.layer, (0, t.shape.layers - 1))))
+        zero["reduce_bucket_size"] = stage3_bucket(t.shape)
+        zero["stage3_prefetch_bucket_size"] = layer
+        zero["stage3_max_live_parameters"] = 2 * layer
+    else:
+        zero["reduce_bucket_size"] = zero["allgather_bucket_size"] = BUCKET
     if t.optimizer_away:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    kind = "fp32" if t.optimizer.gradients == 4 else "bf16"
     return {
         "bf16": {"enabled": True},
+        "data_types": {"grad_accum_dtype": kind},
+        "communication_data_type": kind,
         "zero_optimization": zero,
         "train_micro_batch_size_per_gpu": t.microbatch,
         "gradient_accumulation_steps": t.microbatches,
@@ -217,7 +258,9 @@ def _deepspeed(training: Training) -> FrameworkSettings:
         more.append(FUSED_LOSS)
     each = t.layout.gpus // nodes
     command = f"deepspeed {where}--num_gpus {each} {SCRIPT} --deepspeed --deepspeed_config ds.json"
-    return FrameworkSettings("DeepSpeed", command, {"ds.json": config}, (*more, *_besides(t)))
+    return FrameworkSettings(
+        "DeepSpeed", command, {"ds.json": config}, (*more, *_besides(t, by_deepspeed=True))
+    )
 
 
 def _torchtitan(training: Training) -> FrameworkSettings:
@@ -270,22 +313,33 @@ def _torchtitan(training: Training) -> FrameworkSettings:
     return FrameworkSettings("torchtitan", " ".join([start, *words]), {}, besides)
 
 
-def _besides(training: Training) -> Iterator[str]:
+def _besides(training: Training, *, by_deepspeed: bool) -> Iterator[str]:
     """What no launcher sets: the model's precision, its adapters, and remedies that are a call."""
     t = training
     if t.lora:
         if t.lora.base_bits == 4:
+            # Sharded weights have to be of the type that is computed in: bytes are not sharded.
+            stored = ", bnb_4bit_quant_storage=torch.bfloat16" if t.layout.stage >= 3 else ""
             yield (
                 'load the model with BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", '
                 f"bnb_4bit_use_double_quant={t.lora.double_quantised}, "
-                "bnb_4bit_compute_dtype=torch.bfloat16)"
+                f"bnb_4bit_compute_dtype=torch.bfloat16{stored}), dtype=torch.bfloat16"
             )
+            if t.shape.experts:
+                yield "routed experts stay in 16 bits: transformers 5 has them as parameters, not as modules"
         else:
-            yield "load the model with dtype=torch.bfloat16"
-        targets = ", ".join(f'"{name}_proj"' for name in t.lora.targets)
-        yield f"wrap the model with peft.LoraConfig(r={t.lora.rank}, target_modules=[{targets}])"
+            yield BF16
+        targets = ", ".join(f'"{name}"' for name in t.lora.modules)
+        more = ", lora_dropout=0.05" if t.lora.dropout else ""
+        yield f"wrap the model with peft.LoraConfig(r={t.lora.rank}, target_modules=[{targets}]{more})"
+        if not t.lora.fp32:
+            yield "call peft.get_peft_model(model, config, autocast_adapter_dtype=False)"
     elif t.optimizer.weights == 2 and not t.optimizer.master:
-        yield "load the model with dtype=torch.bfloat16"
+        yield BF16
+    elif not by_deepspeed:
+        yield FP32
+        if t.layout.stage == 0 and t.optimizer.gradients == 2:
+            yield "its gradients are then in fp32: plan with `--optimizer adam-fp32-gradients`"
     yield from _calls(t)
 
 
@@ -294,13 +348,20 @@ def _calls(training: Training, checkpoints: bool = True) -> Iterator[str]:
     if checkpoints and t.checkpointing == "selective":
         yield "call lostflops.optimize.checkpoint(model), which keeps attention's outputs"
     elif checkpoints and t.checkpointing == "alternate":
-        yield f"call lostflops.optimize.checkpoint(model, keep={ALTERNATE}), or every second product of yours"
+        keep = ("attention", *_alternate(t.shape))
+        yield f"call lostflops.optimize.checkpoint(model, keep={keep}), or every second product of yours"
     if t.offloaded:
         yield "train inside `with lostflops.optimize.offload(model):`"
     if t.streamed:
         yield "train inside `with lostflops.optimize.stream_frozen(model):`"
     if t.fp8:
         yield "call lostflops.optimize.to_fp8(model)"
+
+
+def _alternate(shape: Shape) -> list[str]:
+    """Every second matrix product of a layer, which torchtitan's selective mode keeps, by its module."""
+    kept = {name.rpartition(".")[2] for name in alternate(shape, shape.layers - 1)}
+    return [name for name, members in modules(shape) if kept & {*members}]
 
 
 def lines(training: Training) -> Iterator[str]:

@@ -13,12 +13,25 @@ from lostflops.plan.shape import Shape
 from . import layout
 from .job import Training
 
+# Whose layers its flags describe in full: no biases of positions, multipliers, windows or other gates.
+FAMILIES = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt2",
+)
+
 
 def has(training: Training) -> bool:
     """Whether Megatron runs the job as planned."""
     t, here, shape = training, training.layout, training.shape
     decoder = shape.causal and not shape.encoder_layers and shape.norms == 2
-    other = shape.parallel or shape.relu or shape.sinks or shape.chunked or shape.embedding_norm
+    other = shape.family not in FAMILIES or shape.window or shape.shared_gate
     return (
         here.splits and decoder and not other and here.stage <= 1 and here.schedule in ("1f1b", "interleaved")
         and t.lora is None and t.optimizer.master == 4 and not t.optimizer_away and not t.offloaded

@@ -71,7 +71,7 @@ def _numbers(training: Training) -> layer_time.Exchanged:
     gradient = static_memory.gradient_bytes(t.optimizer, t.layout, t.lora)
     if t.lora:
         return layer_time.Exchanged(4 if t.lora.fp32 else 2, gradient)
-    return layer_time.Exchanged(2 if t.layout.by_pytorch else t.optimizer.weights, gradient)
+    return layer_time.Exchanged(static_memory.gathered_bytes(t.optimizer, t.layout), gradient)
 
 
 def work(training: Training, number: int) -> layer_time.LayerWork:

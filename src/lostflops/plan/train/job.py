@@ -13,6 +13,7 @@ from typing import Literal
 
 from lostflops.errors import BadOption
 from lostflops.plan.hardware import Gpu, LinkCard
+from lostflops.plan.modules import adapted, modules, quantisable
 from lostflops.plan.shape import Shape, elements
 
 from . import activation_memory, exchanged, fragments, layer_time, layout, static_memory
@@ -59,6 +60,11 @@ class Training:
     overlapped: bool = True  # gradients are reduced beside the backward, not behind it
     async_tensor: bool = False  # tensor ranks exchange pieces while they multiply others
 
+    def __post_init__(self) -> None:
+        """Adapters stand beside the modules that the model has."""
+        if self.lora:
+            object.__setattr__(self, "lora", adapted(self.shape, self.lora))
+
     @property
     def executed(self) -> Kernels:
         """How its layers are executed."""
@@ -102,10 +108,16 @@ def check(training: Training) -> None:
             "Only Adam with fp32 master weights and moments is updated on the CPU.",
             "choose `--optimizer adam`, or leave out `--offload-optimizer`.",
         )
-    if training.lora and not static_memory.adapters(training.shape.layer(0), training.lora):
+    if training.lora and not training.lora.modules:
+        has = [member for _, members in modules(training.shape) for member in members]
         raise BadOption(
             f"{training.shape.name} has none of the projections {', '.join(training.lora.targets)}.",
-            f"choose from {', '.join(static_memory.PROJECTIONS)}.",
+            f"choose from {', '.join(has)}.",
+        )
+    if training.lora and training.lora.base_bits == 4 and not quantisable(training.shape):
+        raise BadOption(
+            f"{training.shape.name} stays in 16 bits: bitsandbytes quantises no class of its matrices.",
+            "choose `--method lora`.",
         )
 
 
@@ -373,8 +385,12 @@ def _moments(training: Training, stage: int) -> Iterator[Moment]:
             "logits and loss", size, f"{how}, {each} bytes per {word} of {t.shape.vocabulary:,}"
         )
         yield Moment("loss", stage, (*early, *always, *saved, head, logits))
-    yield Moment("backward begins", stage, (*early, *always, *saved, *live))
-    yield Moment("backward ends", stage, (*static, *always, *_last(t, stage), *live))
+    first, last = (
+        static_memory.on_their_way(t.shape, t.layout, stage, t.optimizer, t.lora, last=which)
+        for which in (False, True)
+    )
+    yield Moment("backward begins", stage, (*early, *always, *saved, *live, first))
+    yield Moment("backward ends", stage, (*static, *always, *_last(t, stage), *live, last))
     yield Moment("update", stage, (*static, outside, buffers, rotary))
 
 

@@ -17,7 +17,7 @@ from lostflops.plan.shape import Shape, Weight, elements
 
 from .activation_memory import EAGER, Kernels, layer_bytes
 from .layout import Layout, held_layer
-from .static_memory import Lora, adapters, base_bytes
+from .static_memory import Lora, adapters, base_bytes, in_four_bits
 
 COLLECTIVE = 0.8  # of the network's bandwidth: 235 of 300 GB/s on eight A100 (nccl-tests)
 FLASH_BACKWARD = 2.5  # of the forward's operations
@@ -192,7 +192,7 @@ def work(
     whole, split = moved_bytes(shape, number, kernels)
     if layout.sequence_parallel:
         whole, split = 0, whole + split
-    quantised = [w for w in mine if w.inputs and w.name != "router"] if lora and lora.base_bits == 4 else []
+    quantised = [w for w in mine if in_four_bits(w, lora)] if lora else []
     return LayerWork(
         linear=linear + adapted,
         attention=attention,

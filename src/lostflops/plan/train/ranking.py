@@ -12,6 +12,8 @@ from itertools import chain, product
 from math import log
 from typing import Any
 
+from lostflops.plan.modules import quantisable
+
 from . import layout_search
 from .job import Prediction, Training, free
 from .layout import stage_layers
@@ -341,8 +343,8 @@ def _verdict(
         last = " Unified memory would, slowly." if ways else ""
         return (
             f"Nothing that was tried makes it fit; the closest is '{closest.name}', {reason}. "
-            f"{'More GPUs' if layout_search.searchable(now.training) else OTHER_LAYOUT} or `--method lora` "
-            f"need less.{_with_adapters(now.training)}{last}"
+            f"{'More GPUs' if layout_search.searchable(now.training) else OTHER_LAYOUT}"
+            f"{_method(now.training)} need less.{_with_adapters(now.training)}{last}"
         )
     best = _headline(asked, explicit)
     said = f"It does not fit as it is: {now.excess / 1e9:,.1f} GB over."
@@ -372,6 +374,13 @@ def _verdict(
     return f"{said}.{_with_adapters(now.training) if more else ''}"
 
 
+def _method(training: Training) -> str:
+    """What trains less than is trained here, or keeps it in fewer bits."""
+    if not training.lora:
+        return " or `--method lora`"
+    return " or `--method qlora`" if training.lora.base_bits == 16 and quantisable(training.shape) else ""
+
+
 def _left(way: Way) -> str:
     return f"{(way.prediction.training.gpu.memory - way.prediction.peak.bytes) / 1e9:,.1f} GB"
 
@@ -383,6 +392,8 @@ def _with_adapters(training: Training) -> str:
     for method, bits in (("lora", 16), ("qlora", 4)):
         new = replace(training, lora=Lora(base_bits=bits), optimizer_away=False)
         if not adapters(new.shape.layer(0), new.lora or Lora()):
+            return ""
+        if bits == 4 and not quantisable(new.shape):
             return ""
         fitting = (
             Way((), Prediction(replace(new, checkpointing=kind))) for kind in ("none", "selective", "full")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from lostflops.plan.modules import SIXTEEN_BITS
 from lostflops.plan.shape import Shape, Weight, elements
 
 from .layout import Layout, held, held_layer, stage_layers, stage_weights
@@ -61,7 +62,8 @@ class Lora:
     """Adapters on some projections of every layer. `base_bits` 4 is QLoRA: matrices of layers in 4 bits.
 
     Adapters are fp32 where `fp32` says so, which is PEFT's default on a 16-bit base. Either way they take
-    16 bytes per parameter with Adam: 4 + 4 + 8 or 2 + 2 + 12.
+    16 bytes per parameter with Adam: 4 + 4 + 8 or 2 + 2 + 12. Of `joined` projections, which are one module,
+    all have an adapter together. `kept` are the names of matrices that stay in 16 bits where others have 4.
     """
 
     rank: int = 16
@@ -70,6 +72,13 @@ class Lora:
     dropout: bool = False
     base_bits: int = 16
     double_quantised: bool = True
+    modules: tuple[str, ...] = ()  # what the model calls what `targets` are
+    joined: tuple[tuple[str, ...], ...] = ()
+    kept: tuple[str, ...] = SIXTEEN_BITS
+
+    def leads(self, target: str) -> bool:
+        """Whether the adapter that stands beside a target is counted with it: of a module with its first."""
+        return all(target == module[0] for module in self.joined if target in module)
 
 
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -110,22 +119,24 @@ def adapters(weights: Iterable[Weight], lora: Lora) -> list[Weight]:
     found: list[Weight] = []
     for weight in weights:
         prefix, _, name = weight.name.rpartition(".")
-        if name in lora.targets and weight.inputs:
+        if name in lora.targets and weight.inputs and not weight.expert:
             beside = f"{prefix}." if prefix else ""
-            found.append(Weight(f"{beside}{name}.A", lora.rank, weight.inputs, copies=weight.copies))
+            if lora.leads(name):
+                found.append(Weight(f"{beside}{name}.A", lora.rank, weight.inputs, copies=weight.copies))
             found.append(Weight(f"{beside}{name}.B", weight.outputs, lora.rank, copies=weight.copies))
     return found
 
 
-# Whatever the base has.
-SIXTEEN_BITS = ("embedding", "head", "router", "positions", "relative_positions", "segments", "transform")
+def in_four_bits(weight: Weight, lora: Lora) -> bool:
+    """Whether a weight of the frozen base is in 4 bits: vectors never are, nor what stays as it is."""
+    return lora.base_bits == 4 and weight.inputs > 0 and weight.name not in lora.kept
 
 
 def base_bytes(weights: Iterable[Weight], lora: Lora) -> int:
     """The frozen base. In 4 bits only the matrices of layers are: not embeddings, head, norms and router."""
     total = 0
     for weight in weights:
-        if lora.base_bits == 16 or not weight.inputs or weight.name in SIXTEEN_BITS:
+        if not in_four_bits(weight, lora):
             total += 2 * weight.elements
             continue
         scales = shard(weight.elements, BLOCK_4BIT)
@@ -166,7 +177,7 @@ def parts(
         how = "16 bits" if lora.base_bits == 16 else "4 bits and scales; embedding, head, norms in 16"
         found.insert(0, MemoryPart("frozen base", base, f"{elements(frozen):,} in {how}" + _over(layout, 3)))
         found[1] = MemoryPart(
-            "adapters", weights, f"rank {lora.rank} on {', '.join(lora.targets)}: {count:,}"
+            "adapters", weights, f"rank {lora.rank} on {', '.join(lora.modules or lora.targets)}: {count:,}"
         )
     return tuple(found)
 
@@ -252,6 +263,14 @@ def ends(shape: Shape, layout: Layout) -> list[Weight]:
     return [held(weight, layout.tensor, layout.expert) for weight in (*shape.before(), *shape.after())]
 
 
+def stage3_bucket(shape: Shape) -> int:
+    """Elements of the bucket that ZeRO's stage 3 fills, as the Trainer sets it; larger gradients pass by.
+
+    It and one gradient that arrives are less than a layer's gradients, which is what is counted.
+    """
+    return shape.hidden * shape.hidden
+
+
 def _unsharded(shape: Shape, layout: Layout, stage: int, lora: Lora | None) -> tuple[int, str]:
     """What is whole at a time, at most: two layers, or the head beside one, and gradients of what is trained.
 
@@ -267,6 +286,39 @@ def _unsharded(shape: Shape, layout: Layout, stage: int, lora: Lora | None) -> t
     if head and beside > layers:
         return beside, f"the gathered head{'' if lora else ', its gradients'} and one gathered layer"
     return layers, "two gathered layers" + ("" if lora else " and one layer's gradients")
+
+
+def on_their_way(
+    shape: Shape, layout: Layout, stage: int, optimizer: Optimizer, lora: Lora | None, *, last: bool
+) -> MemoryPart:
+    """Gradients that FSDP2 has whole in the backward beside the layer's own, and the copy that it reduces.
+
+    The head's are there from the loss on, until its group is reduced: behind the `last` layer, with the
+    embedding's.
+    """
+    if not layout.by_pytorch or layout.replicas == 1 or layout.keeps_gathered:
+        return MemoryPart("gradients to be reduced", 0, "none")
+    each, layer, own = gradient_bytes(optimizer, layout, lora), 0, 0
+    for number in shape.kinds(stage_layers(shape, layout, stage)):
+        weights = held_layer(shape, layout, number)
+        layer = max(layer, elements(adapters(weights, lora) if lora else weights))
+        own = max(own, (4 if lora else 6) * elements(weights))
+    if lora:
+        return MemoryPart("gradients to be reduced", each * layer, "a layer's, copied")
+    outside = ends(shape, layout)
+    head = max(weight.elements for weight in outside)
+    found = each * layer + 2 * head, "a layer's, copied, and the head's"
+    if last:  # the layers' own are gone by then
+        found = max(found, ((2 + each) * elements(outside) - own, "embedding's and head's, copied"))
+    return MemoryPart("gradients to be reduced", *found)
+
+
+def gathered_bytes(optimizer: Optimizer, layout: Layout) -> int:
+    """Bytes of a weight's number where ranks gather it: FSDP2 casts its shards first, ZeRO gathers as kept.
+
+    Without master weights FSDP2 runs ZeRO's stages as well.
+    """
+    return 2 if layout.by_pytorch or not optimizer.master else optimizer.weights
 
 
 def gradient_bytes(optimizer: Optimizer, layout: Layout, lora: Lora | None) -> int:

@@ -283,7 +283,7 @@ def _training(given: Namespace) -> Training:
         sequence=_sequence(given, model),
         microbatch=given.microbatch,
         microbatches=given.microbatches,
-        lora=None if given.method == "full" else _lora(given),
+        lora=None if given.method == "full" else _lora(given, model),
         checkpointing=given.checkpoint,
         streamed=given.stream_frozen,
         fused_loss=given.fused_loss,
@@ -355,20 +355,27 @@ def _recorded(path: str) -> MeasuredRun:
     return calibration.measured(shown(path), steps.select("rank", "step", "compute", "whole").rows())
 
 
-def _lora(given: Namespace) -> Lora:
+def _lora(given: Namespace, model: Shape) -> Lora:
     from lostflops.errors import BadOption, shown
+    from lostflops.plan.modules import adapted, modules
     from lostflops.plan.train.static_memory import PROJECTIONS, Lora
 
     chosen = given.targets or TARGETS
     asked = PROJECTIONS if chosen == "all" else tuple(dict.fromkeys(chosen.split(",")))
+    has = dict(modules(model))
+    targets: list[str] = []
     for name in asked:
-        if name.removesuffix("_proj") not in PROJECTIONS:
-            raise BadOption(
-                f"There is no projection '{shown(name)}'.", f"choose from {', '.join(PROJECTIONS)}, or `all`."
-            )
+        short = name if name in has else name.removesuffix("_proj")
+        if short not in PROJECTIONS and short not in has:
+            names = ", ".join(dict.fromkeys([*PROJECTIONS, *has]))
+            raise BadOption(f"There is no projection '{shown(name)}'.", f"choose from {names}, or `all`.")
+        if given.targets not in (None, "all") and not adapted(model, Lora(targets=(short,))).modules:
+            said = f"There is no projection '{shown(name)}' in {model.name}."
+            raise BadOption(said, f"choose from {', '.join(has)}, or `all`.")
+        targets.append(short)
     return Lora(
         rank=given.rank or RANK,
-        targets=tuple(name.removesuffix("_proj") for name in asked),
+        targets=tuple(targets),
         fp32=given.adapters != "16bit",
         dropout=given.dropout,
         base_bits=4 if given.method == "qlora" else 16,

@@ -1,0 +1,74 @@
+"""A configuration that lacks a field is the model that transformers makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from lostflops.errors import BadModel
+from lostflops.plan import model_config
+from test_plan_adapters import FAMILIES, LANGUAGE, USUAL
+
+# Sizes that a plan cannot do without; other names of what is in `USUAL`; and what no size hangs on.
+NEEDED = {
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "pad_token_id", "n_embd"),
+    *("n_layer", "n_head", "d_model", "d_ff", "num_layers", "num_heads"),
+}
+REFUSED = {
+    *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "kv_lora_rank"),
+    *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+}
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+OTHERS = {
+    "gpt2": {
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "num_key_value_heads",
+    },
+    "opt": {"intermediate_size", "num_key_value_heads"},
+    "falcon": {"intermediate_size", "num_key_value_heads"},
+    "bert": {"num_key_value_heads"},
+    "vit": {"num_key_value_heads"},
+    "gpt_neox": {"num_key_value_heads"},
+}
+OTHERS["t5"] = OTHERS["gpt2"]
+
+
+def written(family: str) -> dict[str, Any]:
+    said = {name: value for name, value in USUAL.items() if name not in OTHERS.get(family, ())}
+    return said | FAMILIES[family]
+
+
+CASES = [(family, name) for family in FAMILIES for name in sorted(written(family).keys() - NEEDED)]
+
+
+@pytest.mark.parametrize(("family", "lacking"), CASES)
+def test_it_has_as_many_parameters(family: str, lacking: str) -> None:
+    torch: Any = pytest.importorskip("torch")
+    transformers: Any = pytest.importorskip("transformers")
+    said = {name: value for name, value in written(family).items() if name != lacking}
+    try:
+        here = model_config.from_config(msgspec.json.encode({"model_type": family} | said), family)
+    except BadModel:
+        assert lacking in REFUSED or lacking in ("intermediate_size", "num_key_value_heads")
+        return
+    if lacking == "num_key_value_heads":  # where heads do not come in the usual groups it has none
+        said["num_key_value_heads"] = here.kv_heads
+    config = transformers.AutoConfig.for_model(family, **said)
+    with torch.device("meta"):
+        model = getattr(transformers, LANGUAGE.get(family, "AutoModelForCausalLM")).from_config(config)
+    assert here.parameters() == sum(weight.numel() for weight in model.parameters())
+
+
+def test_t5_has_no_groups_of_heads() -> None:
+    """Its configuration knows no number of key-value heads, whatever one from hand says."""
+    said = {"model_type": "t5"} | written("t5") | {"vocab_size": 128}
+    alone, strange = (
+        model_config.from_config(msgspec.json.encode(said | more), "t5")
+        for more in ({}, {"num_key_value_heads": 2})
+    )
+    assert alone == strange and alone.kv_heads == 4
