@@ -67,6 +67,7 @@ CORE: dict[str, tuple[str, ...]] = {
             "tests/causes/test_host_by_hand.py",
             "tests/causes/test_host_limits.py",
             "tests/causes/test_fitting_advice.py",
+            "tests/causes/test_names_of_idle_time.py",
             "tests/causes/test_false_sentences.py::test_a_pause_in_two_steps_comes_once",
             "tests/causes/test_lateness.py::test_names_of_idle_time_are_those_of_its_account",
         )

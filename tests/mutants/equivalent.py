@@ -275,6 +275,8 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("gaps", "0 -> -1"): "they are sorted",
     },
     "lostflops.causes.idle.named": {
+        ('return ""', "-> return None"): "either is nothing",
+        ("inside = [name for name in names", "-> names['name']"): "asked only whether a name is among them",
         ('ns = int(rest["ns"].sum())', "1 -> 0"): "what has a name has a step",
         ("if len(idle) == 1 and idle[0]", "0 -> -1"): "there is one",
         ("return [(name, ns // max(1,", "1 -> 0"): "what has a name has a step",

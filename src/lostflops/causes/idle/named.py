@@ -358,8 +358,8 @@ def launched_in_pieces(page: PageFindings) -> None:
     launching, python = page.about(LAUNCHING), page.of(BY_NAME)
     if launching is None or python is None or launching.recipe != python.recipe:
         return
-    of_both = [mostly_in(names_of(page, f.accounts[0]), f.size) for f in (launching, python)]
-    if not of_both[0] or of_both[0] != of_both[1]:
+    function, other = (mostly_in(names_of(page, f.accounts[0]), f.size) for f in (launching, python))
+    if not function or function != other:
         return
     cost, between = launching.size + python.size, milliseconds(python.size)
     page.drop(python)
@@ -367,7 +367,7 @@ def launched_in_pieces(page: PageFindings) -> None:
     told = replace(
         launching,
         claim=f"The GPU idles {page.share(cost)} because the CPU launches work too slowly, mostly in "
-        f"{without_place(spoken(of_both[0]))}.",
+        f"{without_place(spoken(function))}.",
         cost_per_step=cost,
         ns_per_step=max(launching.ns_per_step, python.ns_per_step),
         evidence=(f"{between} of it is Python between the launches",),
