@@ -509,6 +509,7 @@ def test_optimizers_take_turns_that_do_the_same_in_each_turn_to_a_fiftieth() -> 
     assert rounds(*(100, 50, 70, 60) * 3) == 4
     assert rounds(*(100, 50, 70, 60, 80) * 3) == 16  # more than take turns
     assert rounds(*(100, 0) * 3) == 7
+    assert rounds(*(2, 1) * 3) == 4
 
 
 def test_the_last_of_each_round_ends_the_step() -> None:

@@ -23,6 +23,10 @@ A_HINT = "Polars pushes nothing through here either way"
 
 EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     "lostflops.ingest.steps.marks": {
+        ("rounds = work[len(work) % many", "1 -> 2"): "numpy works out whichever length is below 0",
+        ('names = ranges["name"].unique()', ".unique() ->"): "asked only which names there are",
+        ("names = names.filter(names.str.contains(pattern)", "fill_null"): "a filter drops nulls",
+        ("names = names.filter(names.str.contains(pattern)", "False -> True"): "no row is one without a name",
         ("(lambda: _marked(ranges, PROFILER_STEP", "1 -> 0"): "a table without rows is no step either",
         ('launching = kernels["thread"]', ".unique() ->"): "asked only whether a thread is among them",
         ('launching = kernels["thread"]', ".drop_nulls() ->"): "no thread is among none",
