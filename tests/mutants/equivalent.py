@@ -33,8 +33,10 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("names = names.filter(names.str.contains(OPTIMIZER_RANGE)", "fill_null"): "a filter drops nulls",
     },
     "lostflops.plan.train.static_memory": {
-        ("def states(", "0 -> 1"): "one rank shards nothing",
-        ("largest = 0", "0 ->"): "every layer has more than one weight",
+        ("def states(", "0 -> "): "one rank shards nothing",
+        ("layer = 0", "0 ->"): "every layer has more than one weight",
+        ("each, layer, own = gradient_bytes", "0 ->"): "every layer has more than one weight",
+        ("head = 0 if layout.by_pytorch", "0 ->"): "one byte beside a layer is less than another layer",
         ("return _sharded((4 * count, 4 * count, moments), 3", "3 -> 4"): "from 3 on all is shared",
         ("microbatches: int = 1", "1 ->"): "a pipeline has two stages at least, so no piece waits either way",
         ("elif layout.stage > 1 or", "4 -> 3"): "gradients take 2 or 4 bytes",

@@ -137,7 +137,10 @@ ADAPTED = 6 * (2 * 128 + 2 * 96)
         (Lora(rank=2, fp32=False), (2 * COUNT, 2 * ADAPTED, 2 * ADAPTED, 12 * ADAPTED)),
     ],
 )
-@pytest.mark.parametrize(("sharding", "shared"), [("none", ()), ("zero-1", (3,)), ("fsdp2", (0, 1, 2, 3))])
+@pytest.mark.parametrize(
+    ("sharding", "shared"),
+    [("none", ()), ("zero-1", (3,)), ("zero-2", (2, 3)), ("zero-3", (0, 1, 2, 3)), ("fsdp2", (0, 1, 2, 3))],
+)
 def test_adapters_are_trained_beside_a_frozen_base(
     lora: Lora, sizes: tuple[int, ...], sharding: layout.Sharding, shared: tuple[int, ...]
 ) -> None:
@@ -146,6 +149,19 @@ def test_adapters_are_trained_beside_a_frozen_base(
     assert [part.bytes for part in parts] == [n // 2 if at in shared else n for at, n in enumerate(sizes)]
     meaning = "fp32 moments of fp32 adapters" if lora.fp32 else OPTIMIZERS["adam"].meaning
     assert parts[3].why.startswith(meaning)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "moments", "meaning"),
+    [
+        # 2,688 numbers in 11 blocks of 256, two moments of a byte, two fp32 scales a block.
+        ("adam-8bit", 2 * ADAPTED + 8 * 11, "moments of one byte with scales of fp32 adapters"),
+        ("factored", 4 * 6 * (66 + 66 + 66 + 34), "fp32 rows and columns of fp32 adapters"),
+    ],
+)
+def test_adapters_have_the_moments_of_their_optimizer(optimizer: str, moments: int, meaning: str) -> None:
+    states = static_memory.parts(SMALL, Layout(), 0, OPTIMIZERS[optimizer], Lora(rank=2))[3]
+    assert (states.bytes, states.why) == (moments, meaning)
 
 
 def test_what_is_not_said_of_adapters_is_as_in_peft() -> None:
