@@ -602,6 +602,14 @@ def test_ranges_that_name_steps_stand_on_the_host() -> None:
     assert found.select("host_start", "host_end").rows() == [(0, 10), (10, 20), (20, 30)]
 
 
+def test_a_mark_is_whole_unless_the_recording_says_otherwise() -> None:
+    ranges = spans("ProfilerStep#3", (0, 10), (10, 20), (20, 30)).with_columns(
+        complete=pl.Series([False, None, True])
+    )
+    ran = launched((2, 8, 1), (12, 18, 11), (22, 28, 21))
+    assert marks.find_steps(ranges, None, ran, 0, 30)["complete"].to_list() == [False, True, True]
+
+
 def test_marks_outside_of_which_all_was_launched_mark_no_step_and_with_one_launch_inside_they_do() -> None:
     ranges = spans("ProfilerStep#3", (0, 10), (10, 20))
     found = marks.find_steps(ranges, None, launched((110, 115, 109), (120, 125, 119)), 0, 130)
