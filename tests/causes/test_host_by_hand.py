@@ -404,8 +404,10 @@ def test_time_that_lies_in_one_step_comes_once_and_four_fifths_of_it_come_mostly
     assert once((1, 0), (3, 5), (1, 0), claim="Idle 5.00 ms here.") == "Idle 5.00 ms here."
     plain = "Idle 5.00 ms per step (9.1 %) here."
     assert once((1, 0), (3, 5), (1, 0), account="compute") == plain
-    given = Given({}, pl.DataFrame([(0, 0, DATA, 1)], ["rank", "step", "account", "ns"], orient="row"))
+    rows = [(0, step, DATA, 15 if step == 1 else 0) for step in range(3)]
+    given = Given({}, pl.DataFrame(rows, ["rank", "step", "account", "ns"], orient="row"))
     for unclaimed in (
+        Finding("x", plain, "at most", (), "", accounts=("compute", DATA)),
         Finding("x", plain, "at most", (), ""),
         Finding("x", "", "at most", (), "", accounts=(DATA,)),
     ):

@@ -602,6 +602,12 @@ def test_ranges_that_name_steps_stand_on_the_host() -> None:
     assert found.select("host_start", "host_end").rows() == [(0, 10), (10, 20), (20, 30)]
 
 
+def test_marks_of_no_length_are_points_in_time_from_one_to_the_next() -> None:
+    ran = launched((2, 8, 1), (12, 18, 11), (22, 28, 21))
+    found = marks.find_steps(spans("train_step", (0, 0), (10, 10), (20, 20)), None, ran, 0, 30)
+    assert found.select("host_start", "host_end").rows() == [(0, 10), (10, 20)]
+
+
 def test_a_mark_is_whole_unless_the_recording_says_otherwise() -> None:
     ranges = spans("ProfilerStep#3", (0, 10), (10, 20), (20, 30)).with_columns(
         complete=pl.Series([False, None, True])
