@@ -20,7 +20,8 @@ RARELY = {
     '`eval_strategy="epoch"`. A smaller evaluation set, or a larger `per_device_eval_batch_size`, '
     "shortens each.",
     LIGHTNING: "Validate less often: a larger `val_check_interval` in `Trainer`, or "
-    "`check_val_every_n_epoch`. `limit_val_batches`, or larger batches of the validation loader, shorten each.",
+    "`check_val_every_n_epoch`. `limit_val_batches`, or larger batches of the validation loader, shorten "
+    "each.",
 }
 
 
