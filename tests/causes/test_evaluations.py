@@ -43,6 +43,29 @@ def test_an_evaluation_in_each_step_is_to_be_made_less_often(tmp_path: Path, gem
     assert not {"host-busy-elsewhere", "launch-bound"} & {*found}
 
 
+LOOP = "lightning/pytorch/loops/evaluation_loop.py"
+
+
+def validated(step: EagerStep) -> None:
+    """As Lightning does where `val_check_interval` is small."""
+    loops = ("lightning/pytorch/loops/training_epoch_loop.py(404): on_advance_end", f"{LOOP}(118): run")
+    with step.frames(*loops, f"{LOOP}(400): _evaluation_step"):
+        for _ in range(3):
+            step.forward()
+            step.item()
+    with step.frames(*loops, "lightning/pytorch/trainer/connectors/logger_connector/result.py(200): update"):
+        step.p.work(3000)
+
+
+def test_a_validation_of_lightning_is_told_in_its_words(tmp_path: Path) -> None:
+    job = Eager(gemm_us=40, after=validated, stacks=True, host_us=8, reads=True)
+    one = why(tmp_path / "with", job)["evaluation-inside-step"]
+    assert one.claim.startswith("Lightning validates in each step, which takes ")
+    assert "`val_check_interval`" in one.next and "eval_steps" not in one.next
+    saved = step_of(tmp_path / "with") - step_of(recorded(tmp_path / "without", replace(job, after=None)))
+    assert abs(saved - one.size) < 0.1 * saved and saved <= one.ns_per_step
+
+
 def test_what_only_has_its_name_is_no_evaluation_of_the_trainer(tmp_path: Path) -> None:
     job = Eager(gemm_us=40, stacks=True, host_us=8)
     ours = replace(job, after=partial(evaluated, frame="metrics.py(9): evaluate"))

@@ -7,13 +7,22 @@ import polars as pl
 from lostflops.causes.declared import EVALUATES
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding, milliseconds
-from lostflops.recipes.idle.evaluations import COMPUTE, HOST
+from lostflops.recipes.idle.evaluations import COMPUTE, HOST, LIGHTNING, TRAINER
 
 from .optimizer import leave_rest
 
 FROM = 0.05  # of a step
 # Of the steps, and of a rank's: one evaluation in a few recorded steps may be rare in the job.
 OFTEN, LEAST = 0.5, 2
+WHO = {TRAINER: "The Trainer evaluates", LIGHTNING: "Lightning validates"}
+RARELY = {
+    TRAINER: "Evaluate less often: a larger `eval_steps` in `TrainingArguments`, or "
+    '`eval_strategy="epoch"`. A smaller evaluation set, or a larger `per_device_eval_batch_size`, '
+    "shortens each.",
+    LIGHTNING: "Validate less often: a larger `val_check_interval` in `Trainer`, or "
+    "`check_val_every_n_epoch`. `limit_val_batches`, or larger batches of the validation loader, shorten "
+    "each.",
+}
 
 
 def evaluates_often(page: PageFindings) -> None:
@@ -28,12 +37,13 @@ def evaluates_often(page: PageFindings) -> None:
         return
     each = "each step" if times == steps else f"{times} of {steps} steps"
     spent = int(host["ns"].sum()) // steps
+    framework = LIGHTNING if LIGHTNING in host["name"] else TRAINER
     alone = len(given.steps) == 1  # ranks that evaluate one after the other wait for each other
     leave_rest(page, idle, sorted(set(idle["account"])), "without what lies in the evaluation")
     page.put(
         Finding(
             name=EVALUATES.name,
-            claim=f"The Trainer evaluates in {each}, which takes {page.share(computes + idles)}.",
+            claim=f"{WHO[framework]} in {each}, which takes {page.share(computes + idles)}.",
             gain="at most" if alone else "unknown",
             # What else the busiest stream does stays.
             ns_per_step=min(spent, given.beside_work // steps) + computes if alone else 0,
@@ -46,9 +56,7 @@ def evaluates_often(page: PageFindings) -> None:
                     else []
                 ),
             ),
-            next="Evaluate less often: a larger `eval_steps` in `TrainingArguments`, or "
-            '`eval_strategy="epoch"`. A smaller evaluation set, or a larger '
-            "`per_device_eval_batch_size`, shortens each.",
+            next=RARELY[framework],
             remedies=(),
             recipe="idle_summary",
             accounts=tuple(sorted(set(idle["account"]))),

@@ -7,8 +7,12 @@ import polars as pl
 from lostflops import intervals
 from lostflops.store.trace import Trace
 
-# The Hugging Face Trainer's, around all that it does for one.
-FRAME = r"(?:^|/)transformers/trainer(?:_seq2seq)?\.py\(\d+\): evaluate$"
+# What stands around all that a framework does for one: the Hugging Face Trainer, Lightning.
+TRAINER, LIGHTNING = "Trainer", "Lightning"
+FRAMES = {
+    TRAINER: r"(?:^|/)transformers/trainer(?:_seq2seq)?\.py\(\d+\): evaluate$",
+    LIGHTNING: r"(?:^|/)(?:lightning/pytorch|pytorch_lightning)/loops/evaluation_loop\.py\(\d+\): run$",
+}
 COMPUTE, HOST = "compute", "host"
 EVALUATIONS = pl.Schema(
     {"rank": pl.Int32, "account": pl.String, "name": pl.String, "ns": pl.Int64, "steps": pl.Int64}
@@ -20,16 +24,18 @@ def in_evaluations(trace: Trace, stretches: pl.DataFrame | None, counted: pl.Dat
 
     `stretches` is the table of `idle_causes`: of those it holds what lies inside an evaluation. A row of the
     account 'compute' says for how long a device runs what was launched there, and one of 'host' how long the
-    CPU is at it, device idle or not; its `steps` are those that evaluate.
+    CPU is at it, device idle or not; its `steps` are those that evaluate, its `name` is the framework.
     """
     frames, kernels, steps = (trace.table(name) for name in ("frames", "kernels", "steps"))
     if frames is None or kernels is None or steps is None or stretches is None:
         return EVALUATIONS.to_frame()
     name = pl.col("name").cast(pl.String)
     names = frames.select(name.unique()).collect()["name"].drop_nulls()
-    asked = names.filter(names.str.contains(FRAME)).to_list()
+    by = {framework: names.filter(names.str.contains(frame)) for framework, frame in FRAMES.items()}
+    asked = [frame for frames_of in by.values() for frame in frames_of]
     if not asked:
         return EVALUATIONS.to_frame()
+    framework = next(framework for framework, frames_of in by.items() if len(frames_of))
     cover = intervals.union(frames.filter(name.is_in(asked)), ["rank"]).collect()
     here = steps.join(counted.lazy(), on=["rank", "step"], how="semi")
     windows = here.select("rank", "step", start=pl.coalesce("host_start", "start")).sort("start").collect()
@@ -65,7 +71,7 @@ def in_evaluations(trace: Trace, stretches: pl.DataFrame | None, counted: pl.Dat
     told = [
         by_name.collect(),
         busy.group_by("rank").agg(ns=length.sum()).with_columns(account=pl.lit(COMPUTE)).collect(),
-        host.with_columns(account=pl.lit(HOST)),
+        host.with_columns(account=pl.lit(HOST), name=pl.lit(framework)),
     ]
     return (
         pl.concat(told, how="diagonal_relaxed")
