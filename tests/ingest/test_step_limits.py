@@ -608,6 +608,25 @@ def test_marks_of_no_length_are_points_in_time_from_one_to_the_next() -> None:
     assert found.select("host_start", "host_end").rows() == [(0, 10), (10, 20)]
 
 
+def next_marks(*begins: int, pauses: bool = False, length: int = 10) -> tuple[list[int], bool]:
+    """Until when each step lasts whose marks begin there, and whether what comes after marks is of steps."""
+    table = pl.DataFrame({"start": begins, "end": [at + length for at in begins]})
+    until, tails = marks._next_marks(table, pauses)  # pyright: ignore[reportPrivateUsage]
+    return until.to_list(), tails
+
+
+def test_a_step_lasts_until_the_next_mark_unless_that_comes_later_than_a_step_takes() -> None:
+    assert next_marks(0, 10, 30, 40) == ([10, 30, 40, 50], False)
+    assert next_marks(0, 10, 31, 41) == ([10, 20, 41, 51], False)  # a pause
+    far = (0, 25, 50, 75, 85, 95)  # after three of five
+    assert next_marks(*far) == ([25, 50, 75, 85, 95, 105], True)
+    assert next_marks(*far, pauses=True) == ([10, 35, 60, 85, 95, 105], False)
+    assert next_marks(*far, 105) == ([10, 35, 60, 85, 95, 105, 115], False)  # after three of six
+    assert next_marks(0, 25, 50, 60) == ([10, 35, 60, 70], False)  # after two of three
+    points = (0, 10, 20, 30, 40)
+    assert next_marks(*points, length=0) == ([10, 20, 30, 40, 40], False)
+
+
 def test_a_mark_is_whole_unless_the_recording_says_otherwise() -> None:
     ranges = spans("ProfilerStep#3", (0, 10), (10, 20), (20, 30)).with_columns(
         complete=pl.Series([False, None, True])

@@ -49,6 +49,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("if serving.cache_bits > 8", "8 -> 9"): "a cache has 16 or 8 bits",
         ("MANY = 1 << 24", "24 -> 25"): "a bound of a search, beyond every number of sequences",
         ("MANY = 1 << 24", "24 -> 23"): "the same",
+        ("MANY = 1 << 24", "1 -> 2"): "the same",
         ("while high < MANY", "high < MANY -> high <= MANY"): "the same bound",
     },
     NESTING: {

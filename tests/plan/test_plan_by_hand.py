@@ -214,6 +214,15 @@ def test_experts_are_shared_by_the_ranks_that_hold_the_same_ones() -> None:
     assert (base.name, base.bytes) == ("frozen base", 2 * dense // 4 + 2 * experts // 2)
 
 
+def test_gradients_are_reduced_in_fp32_by_fsdp2_and_of_fp32_adapters() -> None:
+    def each(optimizer: str, sharding: layout.Sharding, lora: Lora | None = None) -> int:
+        return static_memory.gradient_bytes(OPTIMIZERS[optimizer], Layout(gpus=2, sharding=sharding), lora)
+
+    assert [each("adam", sharding) for sharding in ("none", "zero-2", "fsdp2")] == [2, 2, 4]
+    assert [each("adam-16bit", "fsdp2"), each("adam-fp32", "fsdp2"), each("adam-fp32", "none")] == [2, 4, 4]
+    assert [each("adam", "none", Lora()), each("adam", "fsdp2", Lora(fp32=False))] == [4, 2]
+
+
 def buffers(optimizer: str = "adam", lora: Lora | None = None, **more: Any) -> static_memory.MemoryPart:
     return static_memory.communication(SMALL, Layout(**more), 0, OPTIMIZERS[optimizer], 16, lora)
 
