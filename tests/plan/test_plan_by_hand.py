@@ -445,6 +445,9 @@ def test_what_bits_cost_to_unpack_is_read_more_slowly() -> None:
     slow = msgspec.structs.replace(FAST, memory_bandwidth=1e6)
     read = (COUNT - 6_144 + 6_144) / 0.85
     assert served(gpu=slow, weight_bits=8).paces[0].ns == round(read / (hardware.STREAMED * 1e6) * 1e9)
+    four = served(gpu=slow, weight_bits=4)
+    read = (four.weight_bytes - 2 * 6_144) / 0.73  # all but the embedding
+    assert four.paces[0].ns == round(read / (hardware.STREAMED * 1e6) * 1e9)
 
 
 def named_options(asked: inference.Served) -> list[str]:
