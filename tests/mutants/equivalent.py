@@ -24,7 +24,7 @@ A_HINT = "Polars pushes nothing through here either way"
 EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     "lostflops.ingest.steps.marks": {
         ('reach = pl.col("end").cum_max()', "2 -> 1"): "no instant is below 0",
-        ('reach = pl.col("end").cum_max()', "62 -> 63"): "both are before every instant",
+        ('reach = pl.col("end").cum_max()', "62 -> "): "all are before every instant",
         ("rounds = work[len(work) % many", "1 -> 2"): "numpy works out whichever length is below 0",
         ('names = ranges["name"].unique()', ".unique() ->"): "asked only which names there are",
         ("names = names.filter(names.str.contains(pattern)", "fill_null"): "a filter drops nulls",

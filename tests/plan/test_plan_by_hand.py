@@ -371,6 +371,7 @@ def test_a_served_model_takes_its_weights_cache_working_memory_and_context() -> 
     context = now.parts[3].bytes
     assert [part.bytes for part in now.parts] == [2 * COUNT - 1000, 36 * 768, working(now), context]
     assert now.bytes == 2 * COUNT - 1000 + 36 * 768 + working(now) + context
+    assert now.parts[1].why == "36 tokens of 768 bytes"  # three sequences of 5 and 7
     assert now.host_bytes == 1000
     full = msgspec.structs.replace(now.serving.gpu, memory=now.bytes, host_memory=1000)
     assert served(streamed=1000, gpu=full).fits
