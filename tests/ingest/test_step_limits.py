@@ -836,6 +836,9 @@ def test_marks_within_others_are_none_in_whatever_order_they_stand() -> None:
     every = pl.DataFrame({"start": [20, 2, 0, 20], "end": [25, 4, 10, 30]})
     kept = marks._outermost(every)  # pyright: ignore[reportPrivateUsage]
     assert kept.rows() == [(0, 10), (20, 30)]
+    every = pl.DataFrame({"start": [0, 4, 10, 12, 18], "end": [10, 10, 10, 20, 22]})
+    kept = marks._outermost(every)  # pyright: ignore[reportPrivateUsage]
+    assert kept.rows() == [(0, 10), (10, 10), (12, 20), (18, 22)]  # a point, and two that cross
 
 
 def test_a_kernel_marks_steps_that_runs_in_each_period_and_often_enough() -> None:
