@@ -6,7 +6,9 @@ import itertools
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
 import lostflops
 from lab.held_to_truth import differences, truth_of
@@ -97,6 +99,18 @@ def test_an_nsight_export_of_the_job_tells_the_same(text: str, tmp_path: Path) -
     page = lostflops.why(tmp_path)
     assert "Simulated: this job never ran." in str(page)
     assert (page.run.ranks, page.run.world_size) == ((0, 1, 2, 3), 4)
+
+
+@pytest.mark.parametrize("text", ["ddp", "tp2-dp2", "fsdp2"])
+def test_both_kinds_of_files_tell_the_same_bytes(text: str, tmp_path: Path) -> None:
+    told: list[pl.DataFrame] = []
+    for form in ("kineto", "nsys"):
+        simulate(a_job(text, 4, steps=1), tmp_path / form, format=form)
+        rows = lostflops.open(tmp_path / form).table("collectives")
+        assert rows is not None
+        kinds = [pl.col("kind").cast(pl.String), "bytes_in", "bytes_out"]
+        told.append(rows.select("rank", *kinds).collect().sort("rank", "kind", "bytes_in", "bytes_out"))
+    assert_frame_equal(*told)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,9 @@ class NsysExport:
         self.found["NVTX_EVENTS"].append(row)
 
     def _nccl(self, about: Mapping[str, Any], thread: int, start: int, end: int) -> None:
-        size = ELEMENT[about["dtype"]] * max(about["In msg nelems"], 0)
+        # NCCL calls the count that it is called with its message: of a reduce-scatter that is what comes out.
+        counted = "Out msg nelems" if about["Collective name"] == "_reduce_scatter_base" else "In msg nelems"
+        size = ELEMENT[about["dtype"]] * max(about[counted], 0)
         payload = {
             "NCCL communicator ID": self._communicator(about),
             "Message size [bytes]": size,

@@ -27,8 +27,8 @@ LINEAR = {"family": "gemm", "operator": "aten::mm", "precision": "bf16", "thread
     columns={
         "rank": Id("rank"),
         "operators": Count("operators of the recording that run again"),
-        "forward": Time("kernels of forward passes per step"),
-        "backward": Time("kernels of backward passes per step, without what runs again"),
+        "forward": Time("kernels of forward passes per step, without communication"),
+        "backward": Time("kernels of backward passes per step, without communication and what runs again"),
         "again": Time("kernels per step of forward work that runs again: most that keeping all would save"),
         "forward_share": Ratio("again / forward: 1 where the whole forward pass runs twice"),
         "step_share": Ratio("again / step time"),
@@ -39,7 +39,7 @@ LINEAR = {"family": "gemm", "operator": "aten::mm", "precision": "bf16", "thread
     },
     examples=[
         Example(
-            "two products run forward, the smaller one runs again before its backward pass",
+            "two products run forward, the smaller one runs again while weights are gathered",
             given={
                 "steps": [{"start": 0, "end": 200, "complete": True}],
                 "operators": [
@@ -56,6 +56,10 @@ LINEAR = {"family": "gemm", "operator": "aten::mm", "precision": "bf16", "thread
                         (75, 86, "recompute", 25),
                         (86, 148, "backward", 35),
                     )
+                ]
+                + [
+                    {"start": s, "end": e, "phase": phase, "family": "communication", "stream": 20}
+                    for s, e, phase in ((60, 82, "recompute"), (90, 125, "backward"))
                 ],
             },
             expect=[
@@ -92,9 +96,10 @@ def recompute(
     near 1 is full checkpointing; selective checkpointing of attention is a tenth or two. `flops_share` is the
     part of all FLOPs that HFU counts and MFU does not: a quarter for full checkpointing.
 
-    Limits: what a fused or compiled backward computes again inside one kernel does not show, such as
-    attention in FlashAttention, and neither does `torch.compile`'s own recomputation. With gradients of
-    gradients (`create_graph=True`) all counts as backward. FLOPs are those of matrix products and attention.
+    Limits: communication is left out, though ranks that share a layer exchange its parts again. What a fused
+    or compiled backward computes again inside one kernel does not show, such as attention in FlashAttention,
+    and neither does `torch.compile`'s own recomputation. With gradients of gradients (`create_graph=True`)
+    all counts as backward. FLOPs are those of matrix products and attention.
 
     What to try: `batch-headroom` for memory to keep more, `selective-checkpointing` of cheap operators only;
     `kernel-families` for the kinds of work that run again; `lostflops plan` for what would fit.
@@ -106,7 +111,7 @@ def recompute(
         "again": phase == "recompute",
     }
     inside = intervals.union(counted_steps, ["rank"])
-    work = kernels.select("rank", "start", "end", "phase")
+    work = kernels.filter(pl.col("family") != "communication").select("rank", "start", "end", "phase")
     time = (
         intervals.inside(work, inside, {"_in": pl.lit(True)})
         .group_by("rank")
