@@ -627,6 +627,12 @@ def test_a_step_lasts_until_the_next_mark_unless_that_comes_later_than_a_step_ta
     assert next_marks(*points, length=0) == ([10, 20, 30, 40, 40], False)
 
 
+def test_a_row_without_a_name_marks_nothing() -> None:
+    nameless = spans("x", (0, 10)).with_columns(name=pl.lit(None, NAME))
+    found = marks.find_steps(nameless, nameless, launched((2, 8, 1)), 0, 10)
+    assert found.select("start", "end", "source").rows() == [(2, 8, "whole trace")]
+
+
 def test_a_mark_is_whole_unless_the_recording_says_otherwise() -> None:
     ranges = spans("ProfilerStep#3", (0, 10), (10, 20), (20, 30)).with_columns(
         complete=pl.Series([False, None, True])

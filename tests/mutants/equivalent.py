@@ -27,6 +27,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ('reach = pl.col("end").cum_max()', "62 -> "): "all are before every instant",
         ("rounds = work[len(work) % many", "1 -> 2"): "numpy works out whichever length is below 0",
         ('names = ranges["name"].unique()', ".unique() ->"): "asked only which names there are",
+        ('names = rows["name"].unique()', ".unique() ->"): "asked only which names there are",
         ("names = names.filter(names.str.contains(pattern)", "fill_null"): "a filter drops nulls",
         ("names = names.filter(names.str.contains(pattern)", "False -> True"): "no row is one without a name",
         ("(lambda: _marked(ranges, PROFILER_STEP", "1 -> 0"): "a table without rows is no step either",
