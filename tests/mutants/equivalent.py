@@ -54,6 +54,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("MANY = 1 << 24", "24 -> 23"): "the same",
         ("MANY = 1 << 24", "1 -> 2"): "the same",
         ("while high < MANY", "high < MANY -> high <= MANY"): "the same bound",
+        ("low, high = 0, 1", "1 -> 2"): "one sequence is tried between none and two",
     },
     NESTING: {
         ("place = np.where(found >= 0,", "1 -> 0"): "where there are no rows none is found",

@@ -372,7 +372,11 @@ def test_a_served_model_takes_its_weights_cache_working_memory_and_context() -> 
     assert [part.bytes for part in now.parts] == [2 * COUNT - 1000, 36 * 768, working(now), context]
     assert now.bytes == 2 * COUNT - 1000 + 36 * 768 + working(now) + context
     assert now.parts[1].why == "36 tokens of 768 bytes"  # three sequences of 5 and 7
+    assert now.parts[0].why == "16 bits, 0.00 GB more in host memory"
+    assert served().parts[0].why == "16 bits"
     assert now.host_bytes == 1000
+    nothing = msgspec.structs.replace(now.serving.gpu, memory=COUNT)
+    assert served(gpu=nothing).largest_batch == 0
     full = msgspec.structs.replace(now.serving.gpu, memory=now.bytes, host_memory=1000)
     assert served(streamed=1000, gpu=full).fits
     assert not served(streamed=1001, gpu=full).fits
