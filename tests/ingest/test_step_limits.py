@@ -694,6 +694,16 @@ def test_a_second_step_that_the_recording_cuts_is_cut_at_its_end() -> None:
     ]
 
 
+def test_an_optimizer_that_another_calls_is_a_part_of_it_however_rows_stand() -> None:
+    inner, outer = "Optimizer.step#SGD.step", "Optimizer.step#Ours.step"
+    rows = ((inner, 35, 38), (outer, 35, 40), ("load", 36, 50), (outer, 15, 20), (inner, 15, 18))
+    ranges = pl.concat(spans(name, (start, end)) for name, start, end in rows)
+    found = marks.find_steps(ranges, spans("aten::mm", (11, 12), (31, 32)), None, 10, 60)
+    assert found.select("start", "end", "complete").rows() == [
+        (10, 20, False), (20, 40, True), (40, 60, False),
+    ]  # fmt: skip
+
+
 def test_steps_that_kernels_alone_mark_have_no_place_on_the_host_and_are_not_behind() -> None:
     families = [*["gemm"] * 20, "optimizer"] * 4
     rows = pl.concat(
