@@ -694,6 +694,20 @@ def test_a_second_step_that_the_recording_cuts_is_cut_at_its_end() -> None:
     ]
 
 
+def test_the_optimizer_that_comes_last_ends_the_step_however_many_there_are() -> None:
+    def ends(*rows: tuple[str, int, int]) -> list[int]:
+        ranges = pl.concat(spans(f"Optimizer.step#{name}.step", (start, end)) for name, start, end in rows)
+        return marks._optimizer_range_ends(ranges, None, [])  # pyright: ignore[reportPrivateUsage]
+
+    turns = [("AB"[n % 2], 10 * n, 10 * n + 5) for n in range(40)]
+    assert ends(*turns) == [10 * n + 5 for n in range(1, 40, 2)]
+    assert ends(*turns[::-1]) == ends(*turns)
+    assert ends(*turns[:5]) == [5, 25, 45]
+    assert ends(("A", 15, 20), ("A", 20, 25)) == [20, 25]  # back to back
+    assert ends(("A", 15, 20), ("A", 20, 20), ("A", 35, 40)) == [20, 40]
+    assert ends(("B", 15, 20), ("A", 15, 18), ("B", 35, 40)) == [20, 40]  # the first calls another
+
+
 def test_an_optimizer_that_another_calls_is_a_part_of_it_however_rows_stand() -> None:
     inner, outer = "Optimizer.step#SGD.step", "Optimizer.step#Ours.step"
     rows = ((inner, 35, 38), (outer, 35, 40), ("load", 36, 50), (outer, 15, 20), (inner, 15, 18))
@@ -911,7 +925,7 @@ def test_what_begins_before_the_first_known_launch_is_no_backlog_and_what_begins
 
 
 def test_of_streams_that_compute_as_long_the_first_that_is_known_is_the_main_one() -> None:
-    rows = ((0, 10, 0, 1), (0, 10, 0, 1), (0, 10, 0, 1))
+    rows = ((0, 10, 0, 1), (1, 11, 0, 1), (2, 12, 0, 1))
     assert device(*rows, streams=(None, 9, 8)).is_main.tolist() == [False, False, True]
     assert device(*rows, streams=(None, 9, None)).is_main.tolist() == [True, False, True]
     assert device(*rows[:2], streams=(None, 9)).is_main.tolist() == [False, True]

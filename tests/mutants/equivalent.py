@@ -23,7 +23,7 @@ A_HINT = "Polars pushes nothing through here either way"
 
 EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     "lostflops.ingest.steps.marks": {
-        ('reach = pl.col("end").cum_max()', "-2 ** 62 -> 2 ** 62"): "only the number of the first update differs",
+        ('reach = pl.col("end").cum_max()', "-2 ** 62 -> 2"): "only the number of the first update differs",
         ('reach = pl.col("end").cum_max()', "2 -> 1"): "no instant is below 0",
         ('reach = pl.col("end").cum_max()', "62 -> "): "all are before every instant",
         ("rounds = work[len(work) % many", "1 -> 2"): "numpy works out whichever length is below 0",
