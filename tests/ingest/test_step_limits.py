@@ -549,6 +549,12 @@ def test_a_burst_lasts_until_the_last_of_its_kernels_has_ended() -> None:
     assert marks._optimizer_burst_ends(table) == [60, 187]  # pyright: ignore[reportPrivateUsage]
 
 
+def test_kernels_that_start_together_are_taken_in_the_order_of_their_rows() -> None:
+    table = kernels(["optimizer", *["gemm"] * 16, "optimizer"])
+    table = table.with_columns(start=pl.when(pl.col("start") == 10).then(0).otherwise("start"))
+    assert marks._optimizer_burst_ends(table) == [7, 177]  # pyright: ignore[reportPrivateUsage]
+
+
 def test_steps_between_optimizers_lie_between_their_ends() -> None:
     def between(ends: list[int], end: int) -> list[tuple[int, int, bool]] | None:
         found = marks._between_optimizers(ends, 10, end)  # pyright: ignore[reportPrivateUsage]
