@@ -55,6 +55,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("MANY = 1 << 24", "24 -> 23"): "the same",
         ("MANY = 1 << 24", "1 -> 2"): "the same",
         ("while high < MANY", "high < MANY -> high <= MANY"): "the same bound",
+        ('bound = "network" if network', ">= times"): "two that take as long bound it alike",
         ("low, high = high, 2 * high", "2 -> 3"): "how fast a search grows is no part of its answer",
         ("low, high = 0, 1", "1 -> 2"): "one sequence is tried between none and two",
     },

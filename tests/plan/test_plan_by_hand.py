@@ -577,6 +577,37 @@ def test_each_verdict_on_serving(asked: inference.Served, says: str) -> None:
     assert inference.verdict(inference.options(asked.serving)).startswith(says)
 
 
+def test_without_other_numbers_the_fastest_that_fits_is_named() -> None:
+    asked = inference.options(served(named("llama-3-70b")).serving)
+    streamed = next(option for option in asked if option.name == "stream weights")
+    faster = replace(
+        streamed, name="faster", served=served(named("llama-3-70b"), weight_bits=8), remark="the same numbers"
+    )
+    for options in ((*asked, faster), (asked[0], faster, *asked[1:])):
+        assert inference.verdict(options).endswith(
+            "4-bit weights; without other numbers in the model: faster."
+        )
+
+
+def test_room_is_what_the_gpu_has_beyond() -> None:
+    now = served()
+    room = (now.serving.gpu.memory - now.bytes) / 1e9
+    assert f"It fits as it is, with {room:.1f} GB to spare" in inference.verdict(
+        inference.options(now.serving)
+    )
+    assert 70 < room < 85.9
+
+
+def test_experts_that_all_tokens_reach_and_shared_ones_are_counted() -> None:
+    """Prompts of 15 tokens; of 64 experts each is given to one. A shared one has 6 bytes a token and width."""
+    many = replace(EXPERTS, experts=64, experts_per_token=1)
+    now = served(many, gpu=msgspec.structs.replace(FAST, memory_bandwidth=1e6))
+    assert now.paces[0].ns == round(now.read(15) / (hardware.STREAMED * 1e6) * 1e9)
+    assert now.read(15) > now.read(8)
+    wide, wider = (served(replace(EXPERTS, shared_width=width)).parts[2].bytes for width in (100, 200))
+    assert wider - wide == 15 * 6 * 100
+
+
 def test_the_whole_batch_that_fits_is_in_the_verdict() -> None:
     asked = served(named("llama-3-8b")).serving
     batch = inference.Served(asked).largest_batch
