@@ -60,6 +60,29 @@ def test_what_is_never_copied_is_not_told_to_be_made_for_the_gpu(tmp_path: Path)
     assert "tensors-made-on-cpu" not in why(tmp_path, job)
 
 
+@pytest.mark.parametrize("stacks", [True, False])
+def test_what_the_cpu_computes_for_itself_is_not_to_be_compiled(tmp_path: Path, stacks: bool) -> None:
+    """Results that never reach the GPU: it was told to launch fewer kernels, and to compile the model."""
+
+    def counted(step: EagerStep) -> None:
+        with step.frames("train.py(70): metrics"):
+            with step.p.row("cpu_op", "aten::to"), step.p.row("cpu_op", "aten::copy_"):
+                step.copy("DtoH", 1.0)
+            for _ in range(200):
+                step.cpu("aten::cumsum", 9)
+                step.cpu("aten::eq", 6)
+
+    found = why(tmp_path / "with", replace(HEALTHY, after=counted, stacks=stacks))
+    one = found["operators-on-cpu"]
+    where = " in `metrics`" if stacks else ""
+    assert one.claim.endswith(f"while the CPU computes on tensors of its own{where}.")
+    assert one.evidence[0].startswith("400 operators per step launch nothing")
+    assert ("record call stacks" in one.next) is not stacks
+    assert "torch.compile" not in one.next and "launch-bound" not in found
+    saved = step_of(tmp_path / "with") - step_of(recorded(tmp_path / "without", HEALTHY))
+    assert 0.9 * saved <= one.size <= saved <= one.ns_per_step
+
+
 def test_operators_that_launch_are_no_tensors_of_the_cpu(tmp_path: Path) -> None:
     """Small kernels in a loop, and then a copy to the GPU."""
 

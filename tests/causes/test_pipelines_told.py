@@ -9,13 +9,18 @@ import polars as pl
 import pytest
 
 import lostflops
-from by_hand import MS, given
+from by_hand import MS, finding, given
+from lostflops.causes.between_ranks.exposed import exposed_communication
 from lostflops.causes.page_findings import PageFindings
+from lostflops.causes.purposes import STAGES
 from lostflops.causes.stages import join_stages
 from lostflops.lab.simulate.faults import with_fault
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
+
+EXPOSED = "communication.exposed"
+UNCLEAR = "some messages lack one end, and which of the others belong together is unclear"
 
 
 def job(text: str, ranks: int, cut: dict[int, float] | None = None) -> SimulatedJob:
@@ -74,3 +79,33 @@ def test_passes_in_no_known_order_may_be_of_a_better_schedule_already(schedule: 
     assert join_stages(page, 20 * MS, 0, None, 0, alone=True) == 20 * MS
     (found,) = page.all()
     assert any("such as ZB-V or DualPipe" in fact for fact in found.evidence) == told
+
+
+@pytest.mark.parametrize(
+    ("reason", "told", "rank"),
+    [
+        (
+            "ranks recorded between 55 and 56 operations of its group; which belong together is unclear",
+            f"8.00 ms of it may be either: {UNCLEAR}",
+            1,
+        ),
+        (
+            "rank 3, its peer, is not here",
+            "8.00 ms of it may be either: the other ends were not recorded",
+            None,
+        ),
+    ],
+)
+def test_messages_that_lack_a_few_ends_are_not_said_to_lack_all(
+    reason: str, told: str, rank: int | None
+) -> None:
+    """A receive that began before the recording is not in it; what each stage computes is known."""
+    waits = pl.DataFrame({"rank": [0, 1], "in_pairs": [9, 9], "unmatched_reason": [reason, reason]})
+    rows = [(0, 0, "compute", 2), (0, 0, EXPOSED, 12), (1, 0, "compute", 10), (1, 0, EXPOSED, 4)]
+    ledger = [(*row[:3], row[3] * MS) for row in rows]
+    known = replace(given(ledger, communication_wait=waits), purposes={STAGES: 16 * MS})
+    page = PageFindings(known)
+    exposed_communication(page, finding("communication-exposed", EXPOSED, 8), 8 * MS, 0)
+    (first,) = page.all()
+    assert first.name == "pipeline-bubble" and told in first.evidence
+    assert first.rank == rank

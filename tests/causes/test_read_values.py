@@ -11,7 +11,7 @@ import polars as pl
 
 import lostflops
 from by_hand import MS, WAITS, finding, page
-from eager_jobs import SMALL, Eager, EagerStep, recorded
+from eager_jobs import GEMM, SMALL, Eager, EagerStep, recorded
 from lostflops.causes import findings
 from lostflops.causes.given import Given
 from lostflops.causes.page_findings import PageFindings
@@ -154,3 +154,20 @@ def test_one_launch_is_no_forecast_of_changing_lists_of_tensors() -> None:
     answers: Any = {"idle_summary": SimpleNamespace(table=pl.DataFrame(), findings=(launching,))}
     (one,) = findings(replace(given[0], answers=answers))
     assert "`torch._foreach_mul_`" in one.next and one.edit == ""
+
+
+def test_passes_that_generate_tokens_are_not_told_that_compiling_does_not_help(tmp_path: Path) -> None:
+    """Each token is read, but it is the launches of a model's passes that take the time."""
+
+    def generated(step: EagerStep) -> None:
+        with step.frames("ppo.py(40): rollout"):
+            for _ in range(12):
+                for _ in range(24):
+                    step.operator("aten::mm", (GEMM, 3.0))
+                    step.operator("aten::add", (SMALL.format("Add"), 3.0))
+                step.item()
+
+    job = Eager(gemm_us=200, before=generated, stacks=True)
+    (one,) = [f for f in lostflops.why(recorded(tmp_path, job)).findings if f.name == "launch-bound"]
+    assert "does not help" not in one.next and "torch.compile" in one.next
+    assert "compile" in (one.remedies or ())

@@ -78,6 +78,13 @@ MADE_ON_CPU = Made(
     Verdict("Held up by tensors made on the CPU", "idle time while the CPU makes tensors for the GPU"),
     none_known="Which tensors these are is the job's own code; the finding names the function.",
 )
+COMPUTED_ON_CPU = Made(
+    "operators-on-cpu",
+    "The GPU idles 6.01 ms per step (24 %) while the CPU computes on tensors of its own in `metrics`.",
+    (),
+    Verdict("Held up by computing on the CPU", "idle time while the CPU computes on tensors of its own"),
+    none_known="What is computed there is the job's own code; the finding names the function.",
+)
 LOSS = Made(
     "loss-over-vocabulary",
     "The loss over 128,000 words takes 9.20 ms per step (22 %) of GPU time, in fp32.",
@@ -108,7 +115,19 @@ PACE = Made(
 )
 MADE: Mapping[str, Made] = {
     made.name: made
-    for made in (LOGGING, SLOWED, BESIDE, ONE_BY_ONE, EVALUATES, MADE_ON_CPU, LOSS, CASTS, PROFILER, PACE)
+    for made in (
+        LOGGING,
+        SLOWED,
+        BESIDE,
+        ONE_BY_ONE,
+        EVALUATES,
+        MADE_ON_CPU,
+        COMPUTED_ON_CPU,
+        LOSS,
+        CASTS,
+        PROFILER,
+        PACE,
+    )
 }
 # What findings become when it is known what lies behind them: a case, with remedies of its own.
 CASES: Mapping[str, Recommended] = {

@@ -11,11 +11,11 @@ from lostflops.finding import Finding, milliseconds, percent
 from lostflops.naming.standing_still import stands_still
 from lostflops.recipes.idle.read_values import WAITS
 
-from .declared import BESIDE, EVALUATES, MADE_ON_CPU, ONE_BY_ONE, PROFILER, SLOWED
+from .declared import BESIDE, COMPUTED_ON_CPU, EVALUATES, MADE_ON_CPU, ONE_BY_ONE, PROFILER, SLOWED
 from .given import BETWEEN, HOST_WAITS, OTHER_HOST, Given
 from .idle.evaluation import evaluates_often
 from .idle.graphs import pauses_inside_graphs
-from .idle.made_tensors import makes_tensors
+from .idle.made_tensors import computes_on_cpu, makes_tensors
 from .idle.micro_batches import launched_for_each_micro_batch
 from .idle.named import (
     BETWEEN_FROM,
@@ -43,7 +43,7 @@ MAY_BE_BLOCKED = (
     "or in operators for their own threads."
 )
 # Findings that say by themselves what they are made of.
-TOLD = (ONE_BY_ONE.name, EVALUATES.name, MADE_ON_CPU.name, PROFILER.name)
+TOLD = (ONE_BY_ONE.name, EVALUATES.name, MADE_ON_CPU.name, COMPUTED_ON_CPU.name, PROFILER.name)
 UNTOLD_FROM = 0.5  # of what waiting costs, from which on it is said that no row tells what was done
 TO_BE_READ_FROM = 0.01  # of the step, from which on kernels that compute what is read are told
 SYNCS = 4  # waits per step, from which on they come from inside it
@@ -62,6 +62,7 @@ def join_host(page: PageFindings) -> None:
     profiler_works(page)
     evaluates_often(page)
     makes_tensors(page)
+    computes_on_cpu(page)
     if not _waits_again_and_again(page.given):
         updated_one_by_one(page)
     for finding in [f for f in page.all() if f.recipe == "idle_summary" and f.name not in TOLD]:

@@ -49,6 +49,7 @@ UNTOLD = {
     CONTRADICT: "the ranks' times contradict each other, so that sends and receives cannot be matched",
 }
 ENDS_LACK = "the other ends were not recorded"
+UNCLEAR = re.compile(r"^ranks recorded between .* belong together is unclear$")
 
 
 def exposed_communication(
@@ -239,7 +240,7 @@ def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) 
     """Sends and receives that wait or transfer; which of both is not known, as ranks or peers are missing."""
     given, waiting = page.given, page.take(BUBBLE)
     waits = sum(f.size for f in waiting)
-    why = _unmatched(given)
+    why = _untold(given)
     told = made_of(
         replace(
             base,
@@ -248,7 +249,7 @@ def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) 
             cost_per_step=cost + waits,
             ns_per_step=max(base.ns_per_step, cost + waits),
             evidence=(
-                f"{milliseconds(unknown)} of it may be either: {UNTOLD.get(why, ENDS_LACK)}",
+                f"{milliseconds(unknown)} of it may be either: {why or ENDS_LACK}",
                 *exposed_for(given),
             ),
             next=ACCOUNTS["idle.pipeline_bubble"].remedy,
@@ -257,15 +258,18 @@ def _between_stages(page: PageFindings, base: Finding, cost: int, unknown: int) 
         exposed_operations(given),
     )
     # Where all was recorded, what the stages compute is known, whoever sends to whom.
-    slow = slowest_stage(given) if why in UNTOLD and not given.missing_ranks else None
+    slow = slowest_stage(given) if why and not given.missing_ranks else None
     page.put(told if slow is None else of_slow_stage(told, slow, given))
 
 
-def _unmatched(given: Given) -> str:
-    """Why most operations could not be matched, as the recipe `communication_wait` has it."""
+def _untold(given: Given) -> str:
+    """Why messages could not be matched although both ends were recorded, in words; empty where they were
+    not. The recipe `communication_wait` has the reasons."""
     table = given.table("communication_wait")
     reasons = [] if table is None else table["unmatched_reason"].drop_nulls().mode().sort().to_list()
-    return reasons[0] if reasons else ""
+    if reasons and UNCLEAR.search(reasons[0]):
+        return "some messages lack one end, and which of the others belong together is unclear"
+    return UNTOLD.get(reasons[0], "") if reasons else ""
 
 
 def _transfer(page: PageFindings, base: Finding) -> int:

@@ -1,10 +1,11 @@
-"""Tensors that the CPU makes operator by operator for the GPU: to compile the model does not help there."""
+"""Tensors of the CPU, for the GPU or not, that it computes operator by operator: to compile the model does
+not help there."""
 
 from __future__ import annotations
 
 import polars as pl
 
-from lostflops.causes.declared import MADE_ON_CPU, NO_EDIT
+from lostflops.causes.declared import COMPUTED_ON_CPU, MADE_ON_CPU, NO_EDIT
 from lostflops.causes.names import made_of, spoken, without_place
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding
@@ -14,17 +15,16 @@ from .named import mostly_in
 from .optimizer import leave_rest
 
 FROM = 0.05  # of a step
-STACKS = (
-    " To see which Python makes them, record call stacks: "
-    "`lostflops record --what cuda,shapes,python -- COMMAND`."
-)
+RECORD = "record call stacks: `lostflops record --what cuda,shapes,python -- COMMAND`."
+STACKS = f" To see which Python makes them, {RECORD}"
+SEE = f" To see which Python does, {RECORD}"
 
 
 def makes_tensors(page: PageFindings) -> None:
     """Tell of idle time in which the CPU makes tensors for the GPU; findings about the rest keep the rest."""
     given, steps = page.given, max(1, page.given.num_steps)
-    inside = given.made_on_cpu.filter(pl.col("account") != HOST)
-    host = given.made_on_cpu.filter(account=HOST)
+    inside = given.made_on_cpu.filter(pl.col("account") != HOST, pl.col("copied"))
+    host = given.made_on_cpu.filter(pl.col("copied"), account=HOST)
     cost = int(inside["ns"].sum()) // steps
     if given.on_host or not page.reaches(cost, FROM):
         return
@@ -53,4 +53,38 @@ def makes_tensors(page: PageFindings) -> None:
         edit=NO_EDIT,
     )
     leave_rest(page, inside, UNPROVEN, "without what makes tensors for the GPU", "cuda-graph")
+    page.put(made_of(told, ((spoken(name), ns) for name, ns in names)))
+
+
+def computes_on_cpu(page: PageFindings) -> None:
+    """Tell of idle time in which the CPU computes on tensors that do not go to the GPU; findings about the
+    rest keep the rest."""
+    given, steps = page.given, max(1, page.given.num_steps)
+    here = given.made_on_cpu.filter(~pl.col("copied"))
+    inside, host = here.filter(pl.col("account") != HOST), here.filter(account=HOST)
+    cost = int(inside["ns"].sum()) // steps
+    if given.on_host or not page.reaches(cost, FROM):
+        return
+    by_name = inside.drop_nulls("name").group_by("name").agg(pl.col("ns").sum()).sort("name")
+    names = [(str(name), ns // steps) for name, ns in by_name.iter_rows()]
+    function = mostly_in(names, cost)
+    where = f" in {without_place(spoken(function))}" if function else ""
+    alone, many = len(given.steps) == 1, int(host["operators"].sum()) // steps
+    told = Finding(
+        name=COMPUTED_ON_CPU.name,
+        claim=f"The GPU idles {page.share(cost)} while the CPU computes on tensors of its own{where}.",
+        gain="at most" if alone else "unknown",
+        # A CPU that need not read what it computes on may run ahead as well.
+        ns_per_step=max(cost, given.beside_work // steps) if alone else 0,
+        cost_per_step=cost,
+        evidence=(f"{many:,} operators per step launch nothing, and do not stand before a copy to the GPU",),
+        next=f"Keep the tensors on the GPU{f' in {spoken(function)}' if function else ''}, compute this less "
+        "often, or on a thread of its own. To compile the model does not help there."
+        f"{'' if function else SEE}",
+        remedies=(),
+        recipe="idle_summary",
+        accounts=tuple(account for account in UNPROVEN if account in set(inside["account"])),
+        edit=NO_EDIT,
+    )
+    leave_rest(page, inside, UNPROVEN, "without what the CPU computes on tensors of its own", "cuda-graph")
     page.put(made_of(told, ((spoken(name), ns) for name, ns in names)))

@@ -39,6 +39,10 @@ IN_PLACE = re.compile(
     r"^aten::(add|sub|mul|div|lerp|addcmul|addcdiv|sqrt|neg|sign|pow|exp|abs|reciprocal|zero)_ in "
 )
 OPTIMIZERS, ONE_LAUNCH, NO_SYNC = "torch/optim/", "cuda-graph", "no-sync"
+# What the passes of a model are made of, such as of one that generates tokens and reads each, and checks of
+# gradients are not. How much of a function's launching that is, from which on it makes passes.
+PRODUCT = re.compile(r"^aten::(?:\w*mm|linear|matmul|conv\w*|\w*convolution\w*|\w*attention\w*)(?: in |$)")
+PASSES = 0.2
 # Functions of PyTorch's optimizers that may change tensors one by one: not what stands around an update, nor
 # one of lists or in one kernel.
 OF_OPTIMIZERS = re.compile(r"torch/optim/(\w+)\.py\(\d+\): (\w+)")
@@ -127,7 +131,10 @@ def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tupl
     such as a mean of the weights: to compile the model does not."""
     reads = mostly_in(parts, finding.size)
     waited = names_of(page, SYNCHRONISING)
-    if page.given.reads_values and reads and reads == mostly_in(waited, sum(ns for _, ns in waited)):
+    inside = [(name, ns) for name, ns in parts if _users_function(name) == reads]
+    passes = sum(ns for name, ns in inside if PRODUCT.match(name)) >= PASSES * sum(ns for _, ns in inside)
+    waits_there = reads and not passes and reads == mostly_in(waited, sum(ns for _, ns in waited))
+    if page.given.reads_values and waits_there:
         return replace(
             finding,
             claim=f"{finding.claim.rstrip('.')}, mostly in {without_place(spoken(reads))}, which reads "

@@ -1,4 +1,4 @@
-"""Tensors that the CPU makes in many small operators, and then copies to the GPU."""
+"""Tensors of the CPU on which many small operators run, and whether they are then copied to the GPU."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ MADE = pl.Schema(
         "operators": pl.Int64,
         "copies": pl.Int64,
         "copying": pl.Int64,
+        "copied": pl.Boolean,
     }
 )
 LANE = ["rank", "thread"]
 
 
 def made_on_cpu(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFrame) -> pl.DataFrame:
-    """How long the GPU idles while the CPU makes tensors that it then copies there, by account and name, ns.
+    """How long the GPU idles while the CPU computes on tensors of its own, by account and name, ns.
 
     An operator that computes and launches nothing has tensors of the CPU; where many of them stand before a
-    copy to the GPU, with nothing launched in between, they make what is copied. `stretches` is the table of
+    copy to the GPU, with nothing launched in between, they make what is `copied`. `stretches` is the table of
     `idle_causes`, `counted` has rank and step of the steps that count. A row of the account 'host' says how
     many `operators` and `copies` that are, how long the copies take, and for how long the CPU is at all this
     until it launches something else.
@@ -56,7 +57,7 @@ def made_on_cpu(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFr
         .with_columns(next=pl.col("at").shift(-1).over(LANE))
         .with_row_index("work")
     )
-    if not work["copy"].any():
+    if work.is_empty():
         return MADE.to_frame()
     names = operators.select(pl.col("name").cast(pl.String).unique()).collect()["name"].drop_nulls()
     facts = operator_facts(names.to_list())
@@ -74,13 +75,17 @@ def made_on_cpu(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFr
             work, left_on="start", right_on="at", by=LANE, strategy="forward", check_sortedness=False,
             coalesce=False,
         )
-        .filter(pl.col("at") >= pl.col("end"), pl.col("copy"))
+        .filter((pl.col("at") >= pl.col("end")).fill_null(True))
     )  # fmt: skip
     runs = (
-        on_cpu.group_by(*LANE, "work")
-        .agg(pl.col("start").min(), pl.col("at", "next", "ns").first(), operators=pl.len())
+        on_cpu.group_by(*LANE, "work", copied=pl.col("copy").fill_null(False))
+        .agg(
+            pl.col("start").min(),
+            pl.col("next", "ns").first(),
+            end=pl.coalesce(pl.col("at").first(), pl.col("end").max()),
+            operators=pl.len(),
+        )
         .filter(pl.col("operators") >= FEWEST)
-        .rename({"at": "end"})
     )
     steps = trace.table("steps")
     if runs.is_empty() or steps is None:
@@ -99,15 +104,29 @@ def made_on_cpu(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFr
     idle = stretches.join(counted, on=["rank", "step"], how="semi").filter(
         pl.col("account").is_in(UNPROVEN), short
     )
-    cover = intervals.union(held.select("rank", "start", "end").lazy(), ["rank"])
-    inside = intervals.inside(idle.lazy(), cover, {"ns": pl.lit(True)}).filter(pl.col("ns") > 0)
-    by_name = inside.group_by("rank", "account", pl.col("name").cast(pl.String)).agg(pl.col("ns").sum())
-    at_it = pl.min_horizontal(pl.col("next").fill_null(pl.col("until")), "until") - pl.col("start")
-    host = held.group_by("rank").agg(
-        pl.col("operators").sum(), copies=pl.len(), copying=pl.col("ns").sum(), ns=at_it.sum()
-    )
+    told = [MADE.to_frame()]
+    for (copied,), some in held.partition_by("copied", as_dict=True).items():
+        cover = intervals.union(some.select("rank", "start", "end").lazy(), ["rank"])
+        inside = intervals.inside(idle.lazy(), cover, {"ns": pl.lit(True)}).filter(pl.col("ns") > 0)
+        by_name = inside.group_by("rank", "account", pl.col("name").cast(pl.String)).agg(pl.col("ns").sum())
+        # What is copied is at work until something else is launched.
+        until = pl.min_horizontal(pl.col("next").fill_null(pl.col("until")), "until") if copied else "end"
+        host = (
+            some.with_columns(at_it=until)
+            .group_by("rank")
+            .agg(
+                pl.col("operators").sum(),
+                copies=pl.len(),
+                copying=pl.col("ns").sum() if copied else pl.lit(0),
+                ns=(pl.col("at_it") - pl.col("start")).sum(),
+            )
+        )
+        told += [
+            rows.with_columns(copied=pl.lit(copied))
+            for rows in (by_name.collect(), host.with_columns(account=pl.lit(HOST)))
+        ]
     return (
-        pl.concat([by_name.collect(), host.with_columns(account=pl.lit(HOST))], how="diagonal_relaxed")
+        pl.concat(told, how="diagonal_relaxed")
         .select(pl.col(c).cast(t) for c, t in MADE.items())
         .sort("rank", "account", "ns", "name", descending=[False, False, True, False])
     )
