@@ -560,6 +560,7 @@ def test_steps_between_optimizers_lie_between_their_ends() -> None:
         found = marks._between_optimizers(ends, 10, end)  # pyright: ignore[reportPrivateUsage]
         return None if found is None else found.select("start", "end", "complete").rows()
 
+    assert between([12, 20, 30], 30) == [(10, 12, False), (12, 20, True), (20, 30, True)]
     assert between([10, 20, 30], 30) == [(10, 20, False), (20, 30, True)]
     assert between([20, 30, 41], 40) == [(10, 20, False), (20, 30, True), (30, 40, False)]
     assert between([10, 41], 40) is None
@@ -905,6 +906,27 @@ def test_kernels_repeat_in_the_order_of_their_starts_wherever_they_stand() -> No
     one, other = marks._periods(table), marks._periods(apart)  # pyright: ignore[reportPrivateUsage]
     assert one is not None and other is not None
     assert one["start"].to_list()[:3] == [0, 5, 10] and one.equals(other)
+
+
+def periods(*names: str, ends: dict[int, int] | None = None, continued: bool = False) -> list[int] | None:
+    """Where steps begin by the period of these kernels, which start one after the other."""
+    table = pl.DataFrame({"start": range(len(names)), "name": names}).with_columns(
+        end=pl.Series([(ends or {}).get(n, n + 1) for n in range(len(names))]),
+        continued=pl.Series([continued, *[False] * (len(names) - 1)]),
+        name=pl.col("name").cast(pl.Categorical),
+        family=pl.when(name="embed").then(pl.lit("embedding")).otherwise(pl.lit("gemm")),
+    )
+    found = marks._periods(table)  # pyright: ignore[reportPrivateUsage]
+    return None if found is None else found["start"].to_list()
+
+
+def test_three_periods_of_four_kernels_are_enough() -> None:
+    step = ("embed", "gemm", "norm", "add")
+    assert periods(*step * 3) == [0, 4, 8]
+    assert periods(*step * 3, continued=True) is None
+    assert periods("add", *step * 3) == [0, 1, 5, 9]
+    assert periods(*step * 3, ends={1: 20, 6: 22, 11: 30}) == [0, 4, 8]  # on other streams
+    assert periods(*("embed", "gemm", "norm") * 4) is None
 
 
 def device(

@@ -599,7 +599,7 @@ def test_room_is_what_the_gpu_has_beyond() -> None:
 
 
 def test_experts_that_all_tokens_reach_and_shared_ones_are_counted() -> None:
-    """Prompts of 15 tokens; of 64 experts each is given to one. A shared one has 6 bytes a token and width."""
+    """Prompts of 15 tokens; of 64 experts each is given to one. A shared one takes 6 bytes a token."""
     many = replace(EXPERTS, experts=64, experts_per_token=1)
     now = served(many, gpu=msgspec.structs.replace(FAST, memory_bandwidth=1e6))
     assert now.paces[0].ns == round(now.read(15) / (hardware.STREAMED * 1e6) * 1e9)
