@@ -890,6 +890,7 @@ def test_a_kernel_marks_steps_that_runs_in_each_period_and_often_enough() -> Non
     assert of(*every, length=3 * often) == list(every)
     assert of(*every[:-1], length=3 * often) is None
     assert of(*(0, 1), *every[2:], length=3 * often) is None
+    assert of(0, 3, 6, 10, length=12) is None
 
 
 def test_kernels_repeat_in_the_order_of_their_starts_wherever_they_stand() -> None:
@@ -917,7 +918,11 @@ def periods(*names: str, ends: dict[int, int] | None = None, continued: bool = F
         family=pl.when(name="embed").then(pl.lit("embedding")).otherwise(pl.lit("gemm")),
     )
     found = marks._periods(table)  # pyright: ignore[reportPrivateUsage]
-    return None if found is None else found["start"].to_list()
+    if found is None:
+        return None
+    assert found["complete"].to_list()[1:] == [True] * (found.height - 1)
+    assert found["complete"][0] is (names[0] == "embed")  # else it began before the recording
+    return found["start"].to_list()
 
 
 def test_three_periods_of_four_kernels_are_enough() -> None:

@@ -29,6 +29,8 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ('.agg(pl.col("optimizer").first()', ".last()"): "a run is of one kind",
         ("if kernels is None or kernels.height < 4", "4 -> 3"): "so few show no three periods either way",
         ("if kernels is None or kernels.height < 4", "4 + FEWEST"): "so few show no three periods either way",
+        ("if len(rare) == 0", "0 ->"): "one kernel alone, or none, repeats in no period of four",
+        ("for name in rare[np.argsort", "8 ->"): "how many of the rarest kernels are looked at",
         ("rounds = work[len(work) % many", "1 -> 2"): "numpy works out whichever length is below 0",
         ('names = ranges["name"].unique()', ".unique() ->"): "asked only which names there are",
         ('names = rows["name"].unique()', ".unique() ->"): "asked only which names there are",
