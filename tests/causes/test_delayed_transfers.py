@@ -36,3 +36,11 @@ def test_transfers_that_keep_the_network_busy_are_not_for_a_slow_rank(tmp_path: 
     lost, costs = slow.step - twin.step, _costs(slow)
     assert costs.get("rank-arrives-last", 0) <= 1.2 * lost + 0.01 * slow.step
     assert costs["communication-exposed"] >= 0.9 * _costs(twin)["communication-exposed"]
+
+
+def test_where_all_ranks_take_part_in_each_no_link_can_be_told(tmp_path: Path) -> None:
+    """Whether the network as a whole is slow, or one link of one rank, looks the same."""
+    slow = played(replace(JOB, transfer_us=6000.0, hosts=(0, 0, 1, 1)), tmp_path / "slow")
+    (exposed,) = [f for f in lostflops.why(slow.folder).findings if f.name == "communication-exposed"]
+    told = "all 4 ranks take part in each all-reduce, so whether one link is slow cannot be told from this: "
+    assert any(fact.startswith(told) for fact in exposed.evidence)

@@ -42,6 +42,7 @@ GATHERED_FROM = 0.2  # of the exposed communication of shards, from which on gat
 GAINS_NOTHING = 0.1  # of what is exposed, that a replay with overlap gains at most where links are busy
 WHOLE = 100  # GB/s, from which on a rate has no digits behind the point
 AT_ONCE = 0.9  # of the bytes of gradients, that one operation of a step has
+COMPARED_FROM = 0.1  # of a step, from which on exposed transfer is worth asking whether a link is slow
 SLOW_LINK = "slow-link"
 # Why the two ends of a message are not known as such although both were recorded, in words.
 UNTOLD = {
@@ -101,6 +102,7 @@ def exposed_communication(
                 *_side_by_side(page, base, moving + waited, delayed),
                 *_in_one_bucket(page, moving + waited),
                 *_reached(given),
+                *_nothing_to_compare(page, moving),
                 *((untold,) if untold else ()),
                 *(() if elsewhere else base.evidence),
                 *(f.claim.rstrip(".") for f in network[:2]),
@@ -170,6 +172,27 @@ def _reached(given: Given) -> Iterator[str]:
     for ranks, rate in most.select("group_size", "bus_bandwidth").iter_rows():
         shown = f"{rate:,.0f}" if rate >= WHOLE else f"{rate:.3g}"
         yield f"{kinds[0]}s among {ranks} ranks reach {shown} GB/s of bus bandwidth"
+
+
+def _nothing_to_compare(page: PageFindings, moving: int) -> Iterator[str]:
+    """That one link may hold all back, where all ranks take part in each operation of most of the time."""
+    given, links = page.given, page.given.table("communication_slow_links")
+    table, ranks = given.table("communication_summary"), len(given.steps)
+    by_kind: dict[str, int] = {}
+    for name, ns in given.operations.items():
+        kind = name.partition(SIZED)[0]
+        by_kind[kind] = by_kind.get(kind, 0) + ns
+    if table is None or not by_kind or given.missing_ranks or not page.reaches(moving, COMPARED_FROM):
+        return
+    most = max(by_kind, key=lambda kind: (by_kind[kind], kind))
+    sizes = table.filter(pl.col("kind").cast(pl.String) == most)["group_size"]
+    compared = links is not None and not links.filter(pl.col("kind").cast(pl.String) == most).is_empty()
+    if ranks > 1 and not compared and len(sizes) and sizes.null_count() == 0 and (sizes == ranks).all():
+        who = "both" if ranks == 2 else f"all {ranks}"
+        yield (
+            f"{who} ranks take part in each {most}, so whether one link is slow cannot be told from this: "
+            "`lostflops bench collectives` measures them"
+        )
 
 
 def _in_one_bucket(page: PageFindings, cost: int) -> Iterator[str]:

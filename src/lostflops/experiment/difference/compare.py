@@ -13,11 +13,13 @@ import polars as pl
 from rich.console import Console
 
 from lostflops.causes.lateness import called
+from lostflops.causes.names import bytes_of
 from lostflops.finding import milliseconds, percent
 from lostflops.report.first_page.budget import words
 from lostflops.report.words.amounts import apportion
 from lostflops.store.trace import Trace
 
+from .links_apart import LinkApart, link_apart
 from .noise import FEWEST, STARTS, band
 from .ranks_apart import RanksApart, ranks_apart
 from .setup import Mismatch, mismatches, obstacles, setup
@@ -172,6 +174,8 @@ class Difference:
             return
         if self.apart is not None:
             yield self._apart(self.apart)
+        if self.link is not None:
+            yield self._over(self.link)
         yield from self._other_ranks()
         if self.waterfall.step.noise_ns is not None:
             yield (
@@ -206,6 +210,17 @@ class Difference:
             f"{signed(apart.others_ns)} on the rank in the middle"
         )
 
+    def _over(self, link: LinkApart) -> str:
+        more = f" (and over {link.more} other links)" if link.more else ""
+        one, now, then, others_now, others_then = (
+            f"{link.kind} of {bytes_of(link.bytes)}",
+            *map(milliseconds, (link.after_ns, link.before_ns, link.others_after_ns, link.others_before_ns)),
+        )
+        return (
+            f"What changed is transfer among ranks {link.among}{more}: one {one} takes {now}, before {then}. "
+            f"Among other ranks it takes {others_now}, before {others_then}."
+        )
+
     def _other_ranks(self) -> Iterator[str]:
         """That the accounts are means over other numbers of ranks, so that what one does weighs otherwise."""
         first, second = (side.ledger["rank"].n_unique() for side in (self.before, self.after))
@@ -228,6 +243,14 @@ class Difference:
         first, second = (side.spent_of_ranks(account) for side in (self.before, self.after))
         both = {*first} & {*second}
         return {rank: band(first[rank], second[rank], len(both)) for rank in both}
+
+    @cached_property
+    def link(self) -> LinkApart | None:
+        """The link whose transfers changed unlike the same among other ranks, if there is one."""
+        first, second, step = self.before.links, self.after.links, self.waterfall.step
+        if not self.comparable or first is None or second is None:
+            return None
+        return link_apart(first, second, step.before_ns, step.ns)
 
     @cached_property
     def _accounts(self) -> tuple[Mapping[int, Mapping[str, int]], Mapping[int, Mapping[str, int]]]:

@@ -11,7 +11,7 @@ import polars as pl
 from lostflops.errors import LostflopsError
 from lostflops.report.first_page.budget import Budget, budget
 from lostflops.report.first_page.run import Run, recorded
-from lostflops.session import Session
+from lostflops.session import Session, Skipped
 from lostflops.store.trace import Trace
 from lostflops.tables import STEPS
 
@@ -32,6 +32,7 @@ class Side:
     ledger: pl.DataFrame  # of these: rank, step, account, ns
     pieces: pl.DataFrame
     missing: str = ""
+    links: pl.DataFrame | None = None  # the table of `communication_slow_links`, where the run has one
 
     @property
     def num_windows(self) -> int:
@@ -110,7 +111,10 @@ def side(trace: Trace, name: str) -> Side:
         present = trace.table("steps")
         steps = STEPS.empty() if present is None else present.collect()
         run = recorded(trace, steps, spent)
-    return Side(name, trace, session, run, counted, spent.select(*STEP, "account", "ns"), told, missing)
+        links = None if missing else session.run("communication_slow_links")
+    compared = None if links is None or isinstance(links, Skipped) else links.table
+    ledger = spent.select(*STEP, "account", "ns")
+    return Side(name, trace, session, run, counted, ledger, told, missing, compared)
 
 
 def same_recording(before: Side, after: Side) -> bool:
