@@ -60,6 +60,33 @@ def test_ranks_that_are_late_in_turn_for_unlike_causes_have_one_each(tmp_path: P
     assert sum(f.size for f in (collects, waits)) <= (10 + 7.5) * MS
 
 
+def test_what_a_checkpoint_makes_others_wait_is_counted_once_and_in_the_claim(tmp_path: Path) -> None:
+    """Rank 1 always computes 20 ms longer; in every other step rank 0 saves for 30 ms, and 3.75 ms of a mean
+    rank's step are that. Ranks wait 16.25 ms for the two."""
+    saves = Work(saves=30, copies=6, direction="device to host")
+    slow = Work(computes=60)
+    found = {
+        f.name: f for f in why(tmp_path, [[EVEN, slow, EVEN, EVEN], [saves, slow, EVEN, EVEN]] * 3).findings
+    }
+    checkpoint, waits = found["checkpoint-inside-step"], found["communication-waits"]
+    assert checkpoint.claim == (
+        "Checkpoints keep ranks from work for 12.6 ms per step (18.8 %), copies and waiting included."
+    )
+    assert checkpoint.size + waits.size == round((3.75 + 16.25) * MS) - 1  # of shares in whole ns
+
+
+def test_waiting_that_a_pause_has_already_is_no_share_of_it_twice(tmp_path: Path) -> None:
+    """In every other step rank 0 saves for 60 ms: the others wait 20 ms while it does, 40 while it computes
+    then. In the steps between they wait 40 ms for rank 1. Together that is 37.5 ms of a mean rank's step, and
+    saving is 7.5."""
+    saves, slow = Work(saves=60, copies=6, direction="device to host"), Work(computes=80)
+    turns = [[EVEN, slow, EVEN, EVEN], [saves, EVEN, EVEN, EVEN]] * 3
+    found = {f.name: f for f in why(tmp_path, turns).findings}
+    checkpoint, waits = found["checkpoint-inside-step"], found["communication-waits"]
+    assert checkpoint.claim.startswith("Checkpoints keep ranks from work for 29.0 ms per step (31.6 %)")
+    assert checkpoint.size + waits.size == round((7.5 + 37.5) * MS) - 1  # of shares in whole ns
+
+
 def held_up(ranks: int, late: Sequence[int]) -> dict[str, list[dict[str, object]]]:
     """These ranks pause for 15 ms under four names, while another thread runs Python."""
     work = [Work(python=15, frame="PAUSE") if rank in late else EVEN for rank in range(ranks)]

@@ -821,6 +821,19 @@ def test_a_launch_that_begins_after_its_kernel_is_counted_against_the_clock(made
     assert notes(part)["launches that share a correlation id"] == 1
 
 
+def test_the_correlation_id_0_is_none(made: Made) -> None:
+    """Calls that launch nothing share it, and none of them launched a page that moves by itself."""
+    (part,) = made(
+        {
+            KERNEL: [kernel(100, 105, correlationId=3)],
+            MEMCPY: [copy(110, 120, copyKind=11, correlationId=0)],
+            RUNTIME: [call(90, 95, correlationId=3), *(call(n, n + 1, correlationId=0) for n in (96, 98))],
+        }
+    )
+    assert rows(part, "copies", "correlation", "launch_start") == [(None, None)]
+    assert "launches that share a correlation id" not in notes(part)
+
+
 @pytest.mark.parametrize(
     ("given", "name", "direction", "host_memory"),
     [

@@ -262,6 +262,13 @@ def test_work_that_waits_a_millisecond_for_nothing_waits_for_work_that_was_not_r
     assert spans(found(profiled(0, 2 * MS, 4 * MS), sooner, end=9 * MS))[0] == (0, 4 * MS)
 
 
+def test_work_that_waits_as_long_in_every_step_waits_for_none_that_was_not_recorded() -> None:
+    """Pages of managed memory come before each kernel, and no call moves them."""
+    work = kernels(*(ran((a + 6) * MS, (a + 50) * MS, a * MS + 5) for a in (0, 100, 200)))
+    steps = found(profiled(0, 100 * MS, 200 * MS, 300 * MS), work, end=300 * MS)
+    assert spans(steps)[0] == (0, 100 * MS) and why(steps) == [None] * 3
+
+
 def test_a_first_copy_that_blocks_its_caller_as_in_no_other_step_tells_that_the_device_was_behind() -> None:
     def first(at: int, takes: int) -> Row:
         return {**ran(at + takes, at + takes + 1_000, at), "launch_end": at + takes + 1_500}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import polars as pl
@@ -15,6 +16,9 @@ from .page_findings import PER_STEP, PageFindings
 
 # How a claim about idle time begins, on a GPU and on a processor, and one that counts waiting for it as well.
 LOSES = {"The GPU idles ": "The GPU loses ", "Nothing computes for ": "The job loses "}
+HOLDS_UP = re.compile(
+    r" (?:hold the job up|keep ranks from work) for .*, copies(?: and waiting)? included\.$"
+)
 SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = ("communication.wait", "communication.exposed", "idle.pipeline_bubble")
 WORTH_SAYING = 0.01  # of the step, from which on waiting is added to what is waited for
@@ -62,6 +66,8 @@ def dearer(page: PageFindings, finding: Finding, more: int, gain: int = 0, fact:
         if claim.startswith((idles, loses)):
             claim = PER_STEP.sub(page.share(cost), claim.replace(idles, loses, 1), count=1)
             claim = claim if 2 * told > cost else claim.replace(", mostly while", ", partly while", 1)
+    # Of ranks that are late in turn, what one costs is not what the job is the longer by.
+    claim = HOLDS_UP.sub(f" keep ranks from work for {page.share(cost)}, copies and waiting included.", claim)
     known = finding.gain != "unknown"
     return replace(
         finding,

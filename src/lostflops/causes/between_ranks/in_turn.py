@@ -105,17 +105,24 @@ def in_turn(
 
 
 def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding | None) -> None:
-    """Ranks are late in turn, each for a cause of its own, which has its share of the waiting."""
+    """Ranks are late in turn, each for a cause of its own, which has its share of the waiting.
+
+    What a finding counts already of the waiting for its rank is part of its share.
+    """
     given = page.given
     whole = sum(ns for _, _, ns in found.apart)
+    counted = [_counted_already(page, rank, account) for rank, account, _ in found.apart]
+    of_all = waited + sum(counted)
+    owed = [max(0, of_all * ns // whole - own) for (_, _, ns), own in zip(found.apart, counted, strict=True)]
     rest: list[tuple[int, str, int]] = []
-    for rank, account, ns in found.apart:
-        share, same = waited * ns // whole, page.about(account)
+    for (rank, account, _), ns, own in zip(found.apart, owed, counted, strict=True):
+        share, same = waited * ns // max(1, sum(owed)), page.about(account)
         if same is None:
             rest.append((rank, account, share))
             continue
         fact = (
-            f"rank {rank} is late in its turn because of it: ranks wait {milliseconds(share)} per step for it"
+            f"rank {rank} is late in its turn because of it: ranks wait {milliseconds(own + share)} per step "
+            "for it"
         )
         told = replace(same, evidence=(fact, *same.evidence))
         page.replace(same, dearer(page, told, share, like_the_least_at_most(given)))
@@ -324,6 +331,15 @@ def within_steps(page: PageFindings, waited: int, waits: Finding | None) -> int:
         )
     )
     return waited
+
+
+def _counted_already(page: PageFindings, rank: int, account: str) -> int:
+    """The waiting for a rank that the finding about an account counts, ns in a mean step of a mean rank."""
+    same = page.about(account)
+    if same is None or "communication.wait" not in same.accounts:
+        return 0
+    here = page.given.waited.filter(pl.col("on") == rank, pl.col("account").is_in(same.accounts))
+    return int(here["time"].sum()) // max(1, page.given.num_steps)
 
 
 def _waiting(

@@ -83,6 +83,7 @@ MIGRATIONS = {
     "EVICTION": ("eviction",),
     "ACCESS_COUNTERS": ("access counters",),
 }
+CORRELATION = pl.when(pl.col("correlationId") != 0).then("correlationId")  # 0 is none
 SYNCHRONISATIONS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
 
 
@@ -106,7 +107,7 @@ def kernels(export: Export, process: int | None, orphans: bool, quality: list[Qu
         block=_product("blockX", "blockY", "blockZ"),
         registers=_count(pl.col("registersPerThread")),
         shared_memory=_count(pl.col("staticSharedMemory")) + _count(pl.col("dynamicSharedMemory")),
-        correlation="correlationId",
+        correlation=CORRELATION,
         graph_node="graphNodeId",
         continued=pl.lit(False),
     )
@@ -118,7 +119,7 @@ def kernels(export: Export, process: int | None, orphans: bool, quality: list[Qu
         device="deviceId",
         stream="streamId",
         name=pl.lit(GRAPH, dtype=NAME),
-        correlation="correlationId",
+        correlation=CORRELATION,
         continued=pl.lit(False),
     )
     # A launch whose nodes were traced is there in full already.
@@ -210,7 +211,7 @@ _PLACE = {
     "_context": pl.col("contextId"),
     "device": pl.col("deviceId"),
     "stream": pl.col("streamId"),
-    "correlation": pl.col("correlationId"),
+    "correlation": CORRELATION,
 }
 
 
@@ -321,7 +322,7 @@ def launches(export: Export, process: int, orphans: bool, quality: list[Quality]
         "end",
         thread=thread_of("globalTid"),
         name=pl.col("name").str.replace(r"_v\d{4,5}$", "").fill_null("(name not in this export)").cast(NAME),
-        correlation="correlationId",
+        correlation=CORRELATION,
         return_code="returnValue",
     )
 

@@ -250,9 +250,12 @@ def _unrecorded_end(done: DeviceWork, host: Int, until: Int) -> _First | None:
     first = next(own)
     if first is None:
         return None
+    others = [work.waits for work in own if work is not None]
     usual = 0
     if first.is_blocked:
-        usual = max((work.waits for work in own if work is not None), default=first.waits)
+        usual = max(others, default=first.waits)
+    elif others and np.median(others) >= LONG:  # in every step: for pages that move by themselves, say
+        usual = int(np.median(others))
     return first if first.waits - usual >= LONG else None
 
 
