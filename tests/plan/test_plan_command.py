@@ -256,3 +256,13 @@ def test_adapters_are_not_advised_where_they_are_planned(capsys: pytest.CaptureF
     assert cli.main([*words, "lora"]) == cli.main([*words, "qlora"]) == 0
     said = capsys.readouterr().out
     assert "`--method lora`" not in said and said.count("`--method qlora`") == 1
+
+
+def test_a_job_that_fits_does_so_with_unified_memory_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing migrates where nothing is over: the verdict is the one without `--unified`."""
+    said: list[str] = []
+    for more in ([], ["--unified"]):
+        words = ["plan", "train", "--model", "gpt2", "--gpu", "h100", "--optimizer", "adam-16bit", *more]
+        assert cli.main(words) == 0
+        said.append(capsys.readouterr().out.splitlines()[1])
+    assert said[0] == said[1] and said[0].startswith("It fits as it is")

@@ -1,8 +1,8 @@
 """What the forward pass keeps for the backward, per layer and for the head: exact for Llama-type layers.
 
 The closed form of an eager 16-bit layer with flash attention and no mask is compared with what autograd
-saves, storage by storage and byte for byte. Experts and latent attention are counted by the same rules, and
-were not compared. Everything is bytes per token first: a token of a 16-bit hidden state is 2 x hidden.
+saves, storage by storage and byte for byte, also of transformers' own layers. Experts are within a few
+percent of that. Everything is bytes per token first: a token of a 16-bit hidden state is 2 x hidden.
 
 Fused kernels, as `torch.compile` makes them and Megatron has them, keep the inputs of norms in 16 bits and
 no product of an activation that they can compute again. A GPT layer of fused kernels is Korthikanti's: 34
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from lostflops.plan.modules import modules
-from lostflops.plan.shape import Shape, Weight
+from lostflops.plan.shape import Latent, Shape, Weight
 
 from .layout import Layout
 from .static_memory import Lora
@@ -41,6 +41,14 @@ class Kernels:
 
 
 EAGER = Kernels()
+
+# Of eager layers as transformers has them. Values that are a view of one product with queries and keys keep
+# all of it. Where a head's rotary part is joined with its rest, attention's output comes head by head, and
+# the projection behind it reads a copy. Gemma's norms scale in fp32.
+JOINED = ("phi3", "gpt_neox", "falcon")
+REJOINED = ("phi3", "gpt_neox", "deepseek_v2", "deepseek_v3")
+WIDE_NORMS = ("gemma", "gemma2", "gemma3_text")
+WIDE_ROUTERS = ("deepseek_v2", "deepseek_v3")  # which multiply in fp32
 
 
 @dataclass(frozen=True)
@@ -74,20 +82,40 @@ def _norms(shape: Shape, number: int, lora: Lora | None, kernels: Kernels) -> It
         return
     yield SavedTensor("fp32 copies of the norms' inputs", count * 4 * h, False)
     if not lora:
-        yield SavedTensor("normalised hidden states", count * 2 * h, False)
+        yield SavedTensor("normalised hidden states", count * _scaled(shape) * h, False)
     yield SavedTensor("row statistics", count * 4, False)
     if shape.dropout:
         yield SavedTensor("dropout masks", 2 * h, False)
 
 
-def _attention(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[SavedTensor]:
-    h, q, value = shape.hidden, shape.query_width, shape.value_width
-    yield from _inputs("q, k, v", 2 * h, ("q", "k", "v"), lora, False)
-    if shape.latent:
-        latent = shape.latent
-        width = (2 if kernels.fused else 6) * (latent.query + latent.key_value)
+def _scaled(shape: Shape) -> int:
+    """Bytes of a normalised number as it is scaled, outside of fused kernels."""
+    return 4 if shape.family in WIDE_NORMS else 2
+
+
+def _latent(shape: Shape, latent: Latent, lora: Lora | None, kernels: Kernels) -> Iterator[SavedTensor]:
+    """Compressed states are normalised as hidden states are; values are part of what they are expanded to."""
+    q, value = shape.query_width, shape.value_width
+    if kernels.fused:
+        width = 2 * (latent.query + latent.key_value)
         yield SavedTensor("compressed queries, keys and values", width, False)
         yield SavedTensor("keys and values of all heads", 2 * (q + value), True)
+        return
+    parts = (("q_b", latent.query), ("kv_b", latent.key_value))
+    for name, size in parts:
+        if size:
+            yield SavedTensor(f"fp32 copy of the input of {name}'s norm", (4 if lora else 6) * size, False)
+            yield SavedTensor("row statistics", 4, False)
+            yield from _inputs(name, 2 * size, (name,), lora, False)
+    expanded = shape.heads * latent.plain + value
+    yield SavedTensor("keys and values of all heads", 2 * (q + expanded), True)
+
+
+def _attention(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[SavedTensor]:
+    h, q, value = shape.hidden, shape.query_width, shape.value_width
+    yield from _inputs("q, k, v", 2 * h, ("q", "k", "v", "q_a", "kv_a"), lora, False)
+    if shape.latent:
+        yield from _latent(shape, shape.latent, lora, kernels)
     else:
         kv = shape.kv_heads * shape.head_size
         if shape.query_key_norm:
@@ -100,15 +128,18 @@ def _attention(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[Sa
                 else:
                     yield SavedTensor(f"fp32 copies of {name}", 4 * width, True, pieces)
                     if not lora:
-                        yield SavedTensor(f"normalised {name}", 2 * width, True, pieces)
+                        yield SavedTensor(f"normalised {name}", _scaled(shape) * width, True, pieces)
         yield SavedTensor("keys and values", 2 * 2 * kv, True, shape.kv_heads)
+        if shape.family in JOINED and not kernels.fused:
+            yield SavedTensor("queries and keys before rotation", 2 * (q + kv), True)
     yield SavedTensor("queries", 2 * q, True)
     yield SavedTensor("attention output", 2 * value, True)
     if kernels.scores:
         yield SavedTensor("scores, their dropout and its mask", 5 * shape.heads * kernels.scores, True)
     else:
         yield SavedTensor("log-sum-exp", 4 * shape.heads, True)
-    yield from _inputs("o", 2 * value, ("o",), lora, True, saved=True)
+    copied = shape.family in REJOINED and not kernels.fused and not kernels.scores
+    yield from _inputs("o", 2 * value, ("o",), lora, True, saved=not copied)
 
 
 def _across(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[SavedTensor]:
@@ -121,7 +152,10 @@ def _mixer(shape: Shape, number: int, lora: Lora | None, kernels: Kernels) -> It
     if shape.is_dense(number):
         yield from _mlp(shape, shape.feed_forward, lora, kernels)
         return
-    if not lora and not shape.shared_width:  # a shared expert saves it too
+    wide = shape.family in WIDE_ROUTERS and not kernels.fused
+    if not lora and wide:
+        yield SavedTensor("fp32 input of the router", 4 * shape.hidden, False)
+    elif not lora and not shape.shared_width:  # a shared expert saves it too
         yield SavedTensor("input of the router", 2 * shape.hidden, False)
     yield SavedTensor("router scores", (2 + 4) * shape.experts, False)
     if shape.shared_width:

@@ -83,6 +83,8 @@ def rank(training: Training, most: int = 8) -> Ranking:
 
     Where none of them fits, more GPUs are added, twice as many at a time.
     """
+    if training.unified and not Prediction(training).excess:
+        training = replace(training, unified=False)  # nothing migrates
     asked = Way((), Prediction(training))
     alone = tuple(_alone(training, asked))
     combined = list(_combined(training))

@@ -1,0 +1,78 @@
+"""What transformers' own layers save for their backward, beside what the planner counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from lostflops.plan import model_config
+from lostflops.plan.modules import adapted
+from lostflops.plan.train import activation_memory
+from lostflops.plan.train.layout import Layout
+from lostflops.plan.train.static_memory import Lora
+from test_plan_adapters import FAMILIES, USUAL
+
+TOKENS = 64
+# Of latent attention heads' sizes are equal, as flash attention on a CPU wants them.
+LATENT = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 0}
+
+
+def written(family: str, layers: int) -> dict[str, Any]:
+    said = {"model_type": family, "head_dim": 16} | USUAL | FAMILIES[family] | {"num_hidden_layers": layers}
+    if family.startswith("deepseek"):
+        said |= LATENT
+        said.pop("head_dim")
+    return said
+
+
+def saved(family: str, layers: int, lora: Lora | None) -> int:
+    """Bytes that all layers save, each storage once; nothing of weights and buffers."""
+    torch: Any = pytest.importorskip("torch")
+    transformers: Any = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    said = written(family, layers)
+    config = transformers.AutoConfig.for_model(said.pop("model_type"), **said)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    model = model.to(torch.bfloat16).train()
+    if lora:
+        peft: Any = pytest.importorskip("peft")
+        model = peft.get_peft_model(model, peft.LoraConfig(r=lora.rank, target_modules=list(lora.modules)))
+        model.enable_input_require_grads()
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    found: dict[int, Any] = {}
+
+    def pack(tensor: Any) -> Any:
+        found.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    def unpack(tensor: Any) -> Any:
+        return tensor
+
+    ids = torch.randint(0, USUAL["vocab_size"], (1, TOKENS))
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        out = model(input_ids=ids, labels=ids, use_cache=False)
+    assert out.loss.requires_grad
+    return sum(t.untyped_storage().nbytes() for at, t in found.items() if at not in own)
+
+
+# As a share: what the layer saves beside of indices of experts, and of its own weights in fp32.
+OFF = {
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "granite", "smollm3", "phi3", "mistral"), 0.0),
+    **dict.fromkeys(("gemma", "gemma3_text", "gpt_neox"), 0.007),
+    **dict.fromkeys(("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3"), 0.045),
+}
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=4)], ids=["full", "adapters"])
+@pytest.mark.parametrize("family", OFF)
+def test_a_layer_of_transformers_saves_what_is_counted(family: str, lora: Lora | None) -> None:
+    said = written(family, 2)
+    if family == "gpt_neox":
+        said.pop("num_key_value_heads")
+    shape = model_config.from_config(msgspec.json.encode(said), family)
+    beside = adapted(shape, lora) if lora else None
+    really = saved(family, 3, beside) - saved(family, 2, beside)
+    counted = activation_memory.layer_bytes(shape, 1, TOKENS, Layout(), beside)
+    assert counted == pytest.approx(really, rel=OFF[family], abs=0)
