@@ -190,7 +190,7 @@ def _nothing_to_compare(page: PageFindings, moving: int) -> Iterator[str]:
     if ranks > 1 and not compared and len(sizes) and sizes.null_count() == 0 and (sizes == ranks).all():
         who = "both" if ranks == 2 else f"all {ranks}"
         yield (
-            f"{who} ranks take part in each {most}, so whether one link is slow cannot be told from this: "
+            f"{who} ranks take part in each {most}, so whether one link is slow is not known from this: "
             "`lostflops bench collectives` measures them"
         )
 
