@@ -229,6 +229,9 @@ def test_deepspeed_is_told_what_the_times_take_for_granted() -> None:
         else:
             assert read.reduce_bucket_size == read.allgather_bucket_size == 500_000_000
         assert file["data_types"] == {"grad_accum_dtype": "bf16"}
+    # It mixes 16-bit weights with fp32 gradients under ZeRO alone.
+    alone = apply.settings(on_eight("none", optimizer=OPTIMIZERS["adam-fp32-gradients"]))
+    assert "DeepSpeed" not in [found.framework for found in alone]
     wide = on_eight("zero-2", optimizer=OPTIMIZERS["adam-fp32-gradients"])
     assert of("DeepSpeed", wide).files["ds.json"]["communication_data_type"] == "fp32"
 

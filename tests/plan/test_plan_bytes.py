@@ -14,7 +14,7 @@ from lostflops.plan.models import named
 from lostflops.plan.serve import inference, kv_cache
 from lostflops.plan.shape import elements
 from lostflops.plan.train import activation_memory, calibration, exchanged, static_memory
-from lostflops.plan.train.job import Prediction
+from lostflops.plan.train.job import Prediction, Training
 from lostflops.plan.train.layout import Layout, Sharding, stage_weights
 from lostflops.plan.train.static_memory import OPTIMIZERS, Lora
 from planned import job
@@ -201,3 +201,22 @@ def test_fp32_weights_are_gathered_in_sixteen_bits_by_memory_and_time_alike(shar
     layout = Layout(gpus=8, sharding=sharding)
     wide, narrow = (job(layout=layout, optimizer=OPTIMIZERS[name]) for name in ("adam-fp32", "adam-16bit"))
     assert exchanged.work(wide, 0).gathered_bytes == exchanged.work(narrow, 0).gathered_bytes
+
+
+def test_autocast_copies_fp32_weights_in_sixteen_bits() -> None:
+    """All weights of Llama 3 8B but the table and 65 norms, from the forward to their backward."""
+    layer = 218_112_000 - 2 * 4096
+    for checkpointing, begins in (("none", 2 * (32 * layer + 128_256 * 4096)), ("full", 2 * layer)):
+        asked = job(optimizer=OPTIMIZERS["adam-fp32"], checkpointing=checkpointing)
+
+        def copies(moment: str, asked: Training = asked) -> int:
+            (found,) = (m for m in Prediction(asked).moments if m.name == moment)
+            return sum(part.bytes for part in found.parts if part.name == "16-bit copies of weights")
+
+        assert copies("loss") == 2 * (32 * layer + 128_256 * 4096)
+        assert copies("backward begins") == begins
+        assert (copies("backward ends"), copies("update")) == (2 * layer, 0)
+    sharded = job(optimizer=OPTIMIZERS["adam-fp32"], layout=Layout(gpus=8, sharding="fsdp2"))
+    assert not any(
+        part.name == "16-bit copies of weights" and part.bytes for part in Prediction(sharded).peak.parts
+    )

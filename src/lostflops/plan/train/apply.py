@@ -51,7 +51,8 @@ def settings(training: Training) -> tuple[FrameworkSettings, ...]:
     if not layout.splits:
         found += [_trainer(training), _accelerate(training)]
         # DeepSpeed keeps fp32 master weights beside whatever it trains in 16 bits.
-        if not _by_fsdp(training) and (training.optimizer.master or training.lora):
+        mixed = training.optimizer.gradients == 4 and _zero_stage(training) == 0  # which it does not have
+        if not (_by_fsdp(training) or mixed) and (training.optimizer.master or training.lora):
             found.append(_deepspeed(training))
     if _has_titan(training) and _pytorch_schedules(training):
         found.append(_torchtitan(training))
@@ -340,6 +341,8 @@ def _besides(training: Training, *, by_deepspeed: bool) -> Iterator[str]:
         yield FP32
         if t.layout.stage == 0 and t.optimizer.gradients == 2:
             yield "its gradients are then in fp32: plan with `--optimizer adam-fp32-gradients`"
+        if t.layout.sharding == "fsdp2":
+            yield "it reduces gradients in 16 bits; planned in fp32, as torchtitan does"
     yield from _calls(t)
 
 

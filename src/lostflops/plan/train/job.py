@@ -370,6 +370,9 @@ def _moments(training: Training, stage: int) -> Iterator[Moment]:
         for n in _kinds(t, stage)
     )
     live = [MemoryPart("one layer recomputed", live_bytes, "while its backward runs")] if live_bytes else []
+    # Of fp32 weights autocast makes 16-bit ones, which the forward and then the backward keep.
+    whole, one = static_memory.cast(t.shape, t.layout, stage, t.optimizer, t.lora)
+    casts, cast = (MemoryPart("16-bit copies of weights", size, "autocast") for size in (whole, one))
     if stage == t.layout.pipeline - 1:
         head = MemoryPart(
             "head's input", activation_memory.head_saved(t.shape, tokens, t.layout, t.lora), "final norm"
@@ -384,13 +387,14 @@ def _moments(training: Training, stage: int) -> Iterator[Moment]:
         logits = MemoryPart(
             "logits and loss", size, f"{how}, {each} bytes per {word} of {t.shape.vocabulary:,}"
         )
-        yield Moment("loss", stage, (*early, *always, *saved, head, logits))
+        yield Moment("loss", stage, (*early, *always, casts, *saved, head, logits))
     first, last = (
         static_memory.on_their_way(t.shape, t.layout, stage, t.optimizer, t.lora, last=which)
         for which in (False, True)
     )
-    yield Moment("backward begins", stage, (*early, *always, *saved, *live, first))
-    yield Moment("backward ends", stage, (*static, *always, *_last(t, stage), *live, last))
+    begins = casts if t.checkpointing == "none" else cast
+    yield Moment("backward begins", stage, (*early, *always, begins, *saved, *live, first))
+    yield Moment("backward ends", stage, (*static, *always, cast, *_last(t, stage), *live, last))
     yield Moment("update", stage, (*static, outside, buffers, rotary))
 
 

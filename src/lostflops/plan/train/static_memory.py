@@ -15,6 +15,7 @@ from lostflops.plan.shape import Shape, Weight, elements
 
 from .layout import Layout, held, held_layer, stage_layers, stage_weights
 
+TABLES = ("embedding", "positions", "relative_positions", "segments")  # whose rows are looked up
 BLOCK_8BIT = 256  # elements that share one fp32 scale in 8-bit optimizer states (bitsandbytes)
 BLOCK_4BIT = 64  # and in 4-bit weights
 BLOCK_DOUBLE = 256  # first-level scales that share one fp32 scale of the second level
@@ -261,6 +262,22 @@ def communication(
 def ends(shape: Shape, layout: Layout) -> list[Weight]:
     """What stands before and behind the layers, as one tensor rank holds it."""
     return [held(weight, layout.tensor, layout.expert) for weight in (*shape.before(), *shape.after())]
+
+
+def cast(
+    shape: Shape, layout: Layout, stage: int, optimizer: Optimizer, lora: Lora | None
+) -> tuple[int, int]:
+    """Bytes of 16-bit copies that autocast makes of fp32 weights: of all matrices, and of one layer's.
+
+    FSDP2 gathers 16-bit weights instead, and runs all sharded jobs without master weights.
+    """
+    if lora or optimizer.weights == 2 or layout.stage:
+        return 0, 0
+    matrices = [w for w in stage_weights(shape, layout, stage) if w.inputs and w.name not in TABLES]
+    layers = shape.kinds(stage_layers(shape, layout, stage))
+    most = max(elements([w for w in held_layer(shape, layout, number) if w.inputs]) for number in layers)
+    tied = elements([w for w in stage_weights(shape, layout, stage) if w.name == "embedding"]) * shape.tied
+    return 2 * (elements(matrices) + tied), 2 * most
 
 
 def stage3_bucket(shape: Shape) -> int:
