@@ -33,6 +33,7 @@ from lostflops.causes.names import EITHER
 from lostflops.causes.one_rank.late import Excess, Late
 
 DATA, WAIT, BUBBLE = "idle.data_loading", "communication.wait", "idle.pipeline_bubble"
+TRANSFER = "communication.transfer"
 MS = 1_000_000
 Row = tuple[int, int, str, int]
 
@@ -391,6 +392,28 @@ def test_a_lead_that_is_not_known_is_none() -> None:
 def test_as_many_ranks_as_a_line_holds_are_listed() -> None:
     assert LateTogether((0, 1, 2, 3), 1, DATA, 1).called == "ranks 0 to 3"
     assert LateTogether((0, 1, 2, 3, 4, 5, 6, 9), 1, DATA, 1).called == "ranks 0, 1, 2, 3, 4, 5, 6 and 9"
+
+
+@pytest.mark.parametrize(
+    ("delayed", "stages", "ns", "delays"),
+    [
+        (10, 0, 45, 10),  # 15 ns of each of the two others
+        (40, 0, 55, 16),  # no more than the 40 ns that it has beyond them, of which they wait 15
+        (None, 0, 30, 0),
+        (10, 1, 30, 0),  # stages transfer by their schedule
+    ],
+)
+def test_transfers_that_begin_late_for_a_rank_count_up_to_what_it_has_more_of(
+    delayed: int | None, stages: int, ns: int, delays: int
+) -> None:
+    rows = [
+        (r, 0, a, spent)
+        for r in range(3)
+        for a, spent in ((("compute", 140),) if r == 1 else (("compute", 100), (WAIT, 20), (TRANSFER, 20)))
+    ]
+    table = imbalance(1, 0, 2, per_step=10, delayed=delayed)
+    told = late_rank(given(rows, communication_imbalance=table, communication_wait=pairs(stages)))
+    assert told is not None and (told.ns, told.delays, told.waited) == (ns, delays, 15)
 
 
 def evidence(**of: Any) -> list[str]:
