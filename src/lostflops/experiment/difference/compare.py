@@ -211,7 +211,7 @@ class Difference:
         )
 
     def _over(self, link: LinkApart) -> str:
-        more = f" (and over {link.more} other links)" if link.more else ""
+        more = f" (and over {link.more} other link{'s' * (link.more > 1)})" if link.more else ""
         one, now, then, others_now, others_then = (
             f"{link.kind} of {bytes_of(link.bytes)}",
             *map(milliseconds, (link.after_ns, link.before_ns, link.others_after_ns, link.others_before_ns)),
