@@ -203,7 +203,8 @@ def a_link_is_slow(table: pl.DataFrame) -> Iterator[Finding]:
         return
     worst, rank = slow.row(0, named=True), slow["blamed"][0]
     links = [_shortened(among) for among in slow["among"].unique(maintain_order=True)]
-    more = f" and {len(links) - MOST_LINKS} other links" if len(links) > MOST_LINKS else ""
+    beside = len(links) - MOST_LINKS
+    more = f" and {beside} other link{'s' * (beside > 1)}" if beside > 0 else ""
     lost = int(slow["lost_per_step"].sum())
     among = ", and among ".join(links[:MOST_LINKS])
     who = f"with rank {rank}" if rank is not None else f"among ranks {among}{more}"
