@@ -29,7 +29,7 @@ def export(path: Path, gpus: tuple[int, int] = (0, 0), sms: int = 132, marked: b
     for step in range(4):
         at = 10 * MS * step
         for owner, since, until in ((JOB, 2, 8), (OTHER, 7, 9)):
-            ids = {"correlationId": step}
+            ids = {"correlationId": step + 1}
             kernels, calls = tables["CUPTI_ACTIVITY_KIND_KERNEL"], tables["CUPTI_ACTIVITY_KIND_RUNTIME"]
             kernels.append(kernel(at + since * MS, at + until * MS, globalPid=owner, **ids))
             calls.append(call(at + since * MS - 9, at + since * MS - 5, globalTid=owner | 8, **ids))
