@@ -265,6 +265,14 @@ def test_the_largest_layer_is_gathered_be_it_the_first_or_the_last(width: int, l
     assert single.bytes == 3 * 2 * 36_992
 
 
+def test_a_head_that_is_larger_than_a_layer_is_gathered_beside_one() -> None:
+    """3,000 words of 64 numbers: 384,000 bytes, and gradients where they are trained; a layer has 73,984."""
+    wide, here = replace(SMALL, vocabulary=3000), Layout(gpus=2, sharding="zero-3")
+    adam, lora = OPTIMIZERS["adam"], Lora(rank=2)
+    assert static_memory.communication(wide, here, 0, adam, 16).bytes == 2 * 384_000 + 73_984
+    assert static_memory.communication(wide, here, 0, adam, 16, lora).bytes == 384_000 + 73_984
+
+
 def test_only_half_gradients_are_reduced_in_buckets_before_they_are_sharded() -> None:
     """fp32 gradients of ZeRO's stage 1 are reduced where they lie."""
     assert buffers("adam-fp32-gradients", gpus=2, sharding="zero-1").bytes == 0
