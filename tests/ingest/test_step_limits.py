@@ -688,8 +688,9 @@ def test_a_cpu_waits_at_the_end_of_its_last_step_since_its_last_operator_began()
 def test_a_device_with_one_kernel_a_step_hangs_where_the_host_has_launched_another() -> None:
     ranges = spans("ProfilerStep#3", *((10 * k, 10 * k + 10) for k in range(3)))
     operators = spans("aten::mm", *((n, n + 1) for n in range(30)))
-    found = marks.find_steps(ranges, operators, launched((2, 8, 1), (12, 30, 11)), 0, 30)
-    assert found["complete"].to_list()[:2] == [True, False]
+    found = marks.find_steps(ranges, operators, launched((2, 8, 1), (12, 25, 11)), 0, 30)
+    assert found["complete"].to_list() == [True, False, False]
+    assert found["left_out"].cast(pl.String).to_list()[:2] == [None, "recording ended in it"]
 
 
 def test_a_second_step_that_the_recording_cuts_is_cut_at_its_end() -> None:

@@ -32,6 +32,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("if len(rare) == 0", "0 ->"): "one kernel alone, or none, repeats in no period of four",
         ("for name in rare[np.argsort", "8 ->"): "how many of the rarest kernels are looked at",
         ("for many in range(2, MOST_OPTIMIZERS", "2 -> 1"): "one optimizer takes no turns",
+        ('return updates.filter(pl.col("name") == last)', ".sort() ->"): "Polars has them in order, untold",
         ("rounds = work[len(work) % many", "1 -> 2"): "numpy works out whichever length is below 0",
         ('names = ranges["name"].unique()', ".unique() ->"): "asked only which names there are",
         ('names = rows["name"].unique()', ".unique() ->"): "asked only which names there are",
