@@ -255,10 +255,12 @@ def test_a_step_that_a_rank_lacks_tells_nothing_of_ranks_that_are_late_together(
 
 
 def test_of_accounts_with_as_much_the_last_by_name_is_a_ranks_own() -> None:
-    rows = [(rank, 0, "compute", 100) for rank in range(4)]
-    rows += [(0, 0, DATA, 30), (0, 0, PYTHON, 30), (1, 0, "compute", 60)]
-    found = late_together(given(rows))
-    assert found is not None and found.apart == ((0, PYTHON, 30), (1, "compute", 60))
+    alike = sorted((PYTHON, DATA, "idle.launch_bound", "idle.checkpoint_logging", "copy"))
+    for order in (alike, alike[::-1], alike[2:] + alike[:2]):
+        rows = [(rank, 0, "compute", 100) for rank in range(4)]
+        rows += [*((0, 0, account, 12) for account in order), (1, 0, "compute", 60)]
+        found = late_together(given(rows))
+        assert found is not None and found.apart == ((0, PYTHON, 12), (1, "compute", 60))
 
 
 def test_many_ranks_are_named_by_the_first() -> None:
@@ -467,15 +469,12 @@ def test_a_rank_has_the_names_of_one_account_and_of_launching_where_it_waits_for
 
 
 def test_of_accounts_with_as_much_more_the_first_by_name_is_the_cause() -> None:
-    ledger = [
-        (rank, 0, account, ns)
-        for rank in range(3)
-        for account, ns in (
-            ((PYTHON, 20), (DATA, 20), ("compute", 100)) if rank == 1 else (("compute", 100), (WAIT, 40))
-        )
-    ]
-    late = late_rank(given(ledger))
-    assert late is not None and list(late.excess.by_account) == [DATA, PYTHON, "compute"]
+    alike = sorted((PYTHON, DATA, "idle.launch_bound", "idle.unexplained", "idle.checkpoint_logging", "copy"))
+    for order in (alike, alike[::-1], alike[2:] + alike[:2]):
+        late = [(1, 0, account, 10) for account in order] + [(1, 0, "compute", 100)]
+        others = [(r, 0, account, ns) for r in (0, 2) for account, ns in (("compute", 100), (WAIT, 60))]
+        found = late_rank(given(late + others))
+        assert found is not None and list(found.excess.by_account) == [*alike, "compute"]
 
 
 def test_on_a_cpu_operators_are_counted() -> None:

@@ -910,9 +910,12 @@ def test_kernels_repeat_in_the_order_of_their_starts_wherever_they_stand() -> No
     assert one["start"].to_list()[:3] == [0, 5, 10] and one.equals(other)
 
 
-def periods(*names: str, ends: dict[int, int] | None = None, continued: bool = False) -> list[int] | None:
-    """Where steps begin by the period of these kernels, which start one after the other."""
-    table = pl.DataFrame({"start": range(len(names)), "name": names}).with_columns(
+def periods(
+    *names: str, ends: dict[int, int] | None = None, continued: bool = False, together: int | None = None
+) -> list[int] | None:
+    """Where steps begin by the period of these kernels, which start one after the other, or one with the last."""
+    starts = [n - (n == together) for n in range(len(names))]
+    table = pl.DataFrame({"start": starts, "name": names}).with_columns(
         end=pl.Series([(ends or {}).get(n, n + 1) for n in range(len(names))]),
         continued=pl.Series([continued, *[False] * (len(names) - 1)]),
         name=pl.col("name").cast(pl.Categorical),
@@ -933,6 +936,7 @@ def test_three_periods_of_four_kernels_are_enough() -> None:
     assert periods("add", *step * 3) == [0, 1, 5, 9]
     assert periods(*step * 3, ends={1: 20, 6: 22, 11: 30}) == [0, 4, 8]  # on other streams
     assert periods(*("embed", "gemm", "norm") * 4) is None
+    assert periods(*step * 3, together=6) == [0, 4, 8]  # in the order of their rows
 
 
 def device(

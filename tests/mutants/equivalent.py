@@ -33,6 +33,8 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("for name in rare[np.argsort", "8 ->"): "how many of the rarest kernels are looked at",
         ("for many in range(2, MOST_OPTIMIZERS", "2 -> 1"): "one optimizer takes no turns",
         ('return updates.filter(pl.col("name") == last)', ".sort() ->"): "Polars has them in order, untold",
+        ("candidates.update(", "16 ->"): "how many distances are looked at",
+        ("if same > share or", ">= share or"): "of two periods one repeats better",
         ("rounds = work[len(work) % many", "1 -> 2"): "numpy works out whichever length is below 0",
         ('names = ranges["name"].unique()', ".unique() ->"): "asked only which names there are",
         ('names = rows["name"].unique()', ".unique() ->"): "asked only which names there are",
@@ -319,6 +321,8 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("return False", "return False -> return None"): "asked only whether it is true",
         ("if not ordered or next(iter", "0 -> -1"): "an excess of 0 explains no lateness",
         ("if not ordered or next(iter", "<= 0 ->"): "an excess of 0 explains no lateness",
+        ('lead, waited = worst["at_most"] or 0', "0 -> -1"): "a lead below 0 is none as well",
+        ('ranks = tuple(spread["rank"].unique()', ".sort() ->"): "Polars has them in order, untold",
         ("mine, whole = longest.select(", "0 -> -1"): "a sum is one row",
         (
             "ordered = _beyond_by_step(",
