@@ -913,7 +913,7 @@ def test_kernels_repeat_in_the_order_of_their_starts_wherever_they_stand() -> No
 def periods(
     *names: str, ends: dict[int, int] | None = None, continued: bool = False, together: int | None = None
 ) -> list[int] | None:
-    """Where steps begin by the period of these kernels, which start one after the other, or one with the last."""
+    """Where steps begin by the period of these kernels, which start one after the other."""
     starts = [n - (n == together) for n in range(len(names))]
     table = pl.DataFrame({"start": starts, "name": names}).with_columns(
         end=pl.Series([(ends or {}).get(n, n + 1) for n in range(len(names))]),
