@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lostflops.accounts import IDLE
+from lostflops.accounts import ACCOUNTS, IDLE
 from lostflops.accounts.account import Row
 from lostflops.naming.host_causes import CAUSE_PATTERNS, captures, cause_of
 from lostflops.naming.patterns import Recogniser
@@ -29,6 +29,11 @@ def test_a_pattern_claims_its_own_example(pattern: Any, row: Row) -> None:
     of_row = Recogniser(p for p in CAUSE_PATTERNS if row in p.rows)
     without_version = pattern.example.removesuffix("_v3020")
     assert of_row.first([without_version]) == [pattern]
+
+
+def test_checkpoints_and_waits_are_told_with_what_they_copy() -> None:
+    told = [name for name, account in ACCOUNTS.items() if account.loss and account.loss.takes_copies]
+    assert told == ["idle.checkpoint_logging", "idle.host_synchronisation"]
 
 
 def test_every_cause_can_be_proved() -> None:

@@ -60,6 +60,12 @@ MS = 1_000_000
 SCALES = st.sampled_from([1, 250_000])
 
 
+def test_an_account_has_its_place_among_some_and_others_have_none() -> None:
+    given = pl.Series(["compute", "copy", None, "nonsense", "idle.data_loading"])
+    assert accounting.places(given, ["copy", "compute"]).tolist() == [1, 0, -1, -1, -1]
+    assert accounting.places(given.drop_nulls(), ["copy"]).tolist() == [-1, 0, -1, -1]
+
+
 def idle_of(
     steps: pl.LazyFrame,
     gaps: pl.LazyFrame,
