@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import polars as pl
 
 from lostflops import intervals
 from lostflops.columns import Count, Id, Share, Time
 from lostflops.finding import Finding, milliseconds, percent
-from lostflops.intervals import Int
 from lostflops.intervals.matching import PAIR
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.means import quotient
 
+from .arriving_last import costs_of_last
 from .split import ALL_HERE
 
 # A rank stands out when it causes this much more than its even share of all waiting …
@@ -174,31 +173,8 @@ def communication_imbalance(
         .group_by("rank")
         .agg(last=pl.len().cast(pl.Int64), blame=pl.col("wait").sum(), lead=pl.col("lead").sum())
     )
-    # Waits of one rank for another can overlap, and compute or another operation's transfer can hide them, as
-    # in the ledger: their exposed union is the cost.
-    idle = compute_gaps.filter("in_step")
-    moving = matched.select(
-        "rank", "end", start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait"))
-    )
-    gaps = idle.select("rank", "start", "end").collect()
-    free = _outside(gaps, moving)
-    in_lead = waits.with_columns(
-        start=pl.max_horizontal("start", pl.col("last_arrival") - pl.col("lead"))
-    ).filter(pl.col("rank") != pl.col("last_rank"))
-    waited = _bare(waits, free).collect()
-    bare = waited.lazy().group_by("last_rank").agg(pl.col("_bare").sum())
-    # No rank's step gets shorter by more than it waits between the next to last and the last.
-    spared = (
-        _bare(in_lead, free)
-        .join(step_totals, on="rank")
-        .group_by("last_rank")
-        .agg(at_most=(pl.col("_bare") // pl.col("steps")).max())
-    )
-    cost = (
-        bare.join(spared, on="last_rank", how="full", coalesce=True)
-        .join(_delayed(matched, gaps, waited), on="last_rank", how="full", coalesce=True)
-        .with_columns(rank=pl.when(pl.col("last_rank") >= 0).then("last_rank"))
-    )
+    gaps = compute_gaps.filter("in_step").select("rank", "start", "end")
+    cost = costs_of_last(matched, waits, gaps.collect(), step_totals)
     totals = step_totals.select(_steps=pl.col("steps").sum(), _time=pl.col("step_time").sum())
     return (
         per_rank.join(blamed, on="rank", how="full", coalesce=True, nulls_equal=True)
@@ -217,55 +193,6 @@ def communication_imbalance(
         .select(*communication_imbalance.columns)
         .sort("blame", "rank", descending=[True, False])
     )
-
-
-def _columns(rows: pl.DataFrame) -> list[Int]:
-    return [rows[c].to_numpy() for c in ("rank", "start", "end")]
-
-
-def _outside(idle: pl.DataFrame, moving: pl.DataFrame) -> tuple[Int, Int, Int]:
-    """The parts of these disjoint pieces in which nothing moves: rank, start, end."""
-    pieces, layers = _columns(idle), _columns(intervals.union(moving.lazy(), ["rank"]).collect())
-    runs = intervals.painted(pieces, layers, np.zeros(len(layers[0]), np.int64), 1)
-    free = runs.layer == 1
-    return pieces[0][runs.window[free]], runs.start[free], runs.end[free]
-
-
-def _bare(waits: pl.DataFrame, free: tuple[Int, Int, Int]) -> pl.LazyFrame:
-    """How long each rank waits for each other in steps, with nothing computed or transferred meanwhile."""
-    each = intervals.union(waits.lazy(), ["rank", "last_rank"]).collect()
-    (bare,) = intervals.within(_columns(each), free)
-    return each.lazy().with_columns(_bare=bare).group_by("rank", "last_rank").agg(pl.col("_bare").sum())
-
-
-def _delayed(matched: pl.DataFrame, gaps: pl.DataFrame, waited: pl.DataFrame) -> pl.LazyFrame:
-    """How much exposed transfer of the others begins late because a rank comes last.
-
-    Had it come with the next each time, transfers would begin earlier by its leads so far, beside what the
-    others compute. What the rank itself has of the same transfer with nothing computed would stay, and its
-    leads explain the others' waiting (`waited`: rank, last_rank, _bare) first.
-    """
-    within = gaps.group_by("rank").agg(since=pl.col("start").min(), until=pl.col("end").max())
-    led = (
-        matched.filter((pl.col("lead") > 0) & (pl.col("last_rank") >= 0))
-        .join(within, on="rank")
-        .filter((pl.col("end") > pl.col("since")) & (pl.col("start") < pl.col("until")))
-        .with_columns(start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait")))
-        .select("rank", "instance", "last_rank", "lead", "start", end=pl.max_horizontal("start", "end"))
-    )
-    (bare,) = intervals.within(_columns(led), _columns(gaps))
-    each = led.with_columns(_moves=pl.Series(bare, dtype=pl.Int64))
-    own = each.filter(pl.col("rank") == pl.col("last_rank")).select("instance", _own="_moves")
-    per_rank = (
-        each.filter(pl.col("rank") != pl.col("last_rank"))
-        .join(own.unique("instance"), on="instance", how="left")
-        .group_by("rank", "last_rank")
-        .agg(pl.col("lead").sum(), longer=(pl.col("_moves") - pl.col("_own").fill_null(0)).clip(0).sum())
-        .join(waited, on=["rank", "last_rank"], how="left")
-    )
-    left = (pl.col("lead") - pl.col("_bare").fill_null(0)).clip(0)
-    delayed = pl.min_horizontal("longer", left).sum()
-    return per_rank.group_by("last_rank").agg(_delayed=delayed).lazy()
 
 
 @communication_imbalance.finding(name="rank-arrives-last", also=("length-grouping", "rank-exclusion"))
