@@ -11,9 +11,9 @@ from lostflops.columns import Count, Id, Share, Time
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.intervals.matching import PAIR
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.arriving_last import costs_of_last
 from lostflops.recipes.means import quotient
 
-from .arriving_last import costs_of_last
 from .split import ALL_HERE
 
 # A rank stands out when it causes this much more than its even share of all waiting …
