@@ -34,7 +34,7 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("for many in range(2, MOST_OPTIMIZERS", "2 -> 1"): "one optimizer takes no turns",
         ('return updates.filter(pl.col("name") == last)', ".sort() ->"): "Polars has them in order, untold",
         ("candidates.update(", "16 ->"): "how many distances are looked at",
-        ("if same > share or", ">= share or"): "of two periods one repeats better",
+        ("if same > share or", "same >= share"): "of two periods one repeats better",
         ("rounds = work[len(work) % many", "1 -> 2"): "numpy works out whichever length is below 0",
         ('names = ranges["name"].unique()', ".unique() ->"): "asked only which names there are",
         ('names = rows["name"].unique()', ".unique() ->"): "asked only which names there are",
