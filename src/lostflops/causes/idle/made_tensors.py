@@ -3,6 +3,9 @@ not help there."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import polars as pl
 
 from lostflops.causes.declared import COMPUTED_ON_CPU, MADE_ON_CPU, NO_EDIT
@@ -20,28 +23,59 @@ STACKS = f" To see which Python makes them, {RECORD}"
 SEE = f" To see which Python does, {RECORD}"
 
 
-def makes_tensors(page: PageFindings) -> None:
-    """Tell of idle time in which the CPU makes tensors for the GPU; findings about the rest keep the rest."""
+@dataclass(frozen=True)
+class _OnCpu:
+    """What a mean step idles while the CPU computes on tensors of its own, ns, and where."""
+
+    inside: pl.DataFrame
+    cost: int
+    names: list[tuple[str, int]]
+    function: str  # of the user's, with most of it
+    host: Mapping[str, int]  # the sums of what the CPU does in a mean step
+
+    @property
+    def where(self) -> str:
+        return f" in {without_place(spoken(self.function))}" if self.function else ""
+
+    @property
+    def accounts(self) -> tuple[str, ...]:
+        return tuple(account for account in UNPROVEN if account in set(self.inside["account"]))
+
+    def put(self, page: PageFindings, told: Finding, rest: str) -> None:
+        """Tell it, by its names; findings about the rest keep the rest."""
+        leave_rest(page, self.inside, UNPROVEN, rest, "cuda-graph")
+        page.put(made_of(told, ((spoken(name), ns) for name, ns in self.names)))
+
+
+def _on_cpu(page: PageFindings, copied: bool) -> _OnCpu | None:
+    """That of tensors that are then copied to the GPU or not; None where it is not worth a finding."""
     given, steps = page.given, max(1, page.given.num_steps)
-    inside = given.made_on_cpu.filter(pl.col("account") != HOST, pl.col("copied"))
-    host = given.made_on_cpu.filter(pl.col("copied"), account=HOST)
+    here = given.made_on_cpu.filter(pl.col("copied") == copied)
+    inside, host = here.filter(pl.col("account") != HOST), here.filter(account=HOST)
     cost = int(inside["ns"].sum()) // steps
     if given.on_host or not page.reaches(cost, FROM):
-        return
-    operators, copies, copying, spent = (
-        int(host[c].sum()) // steps for c in ("operators", "copies", "copying", "ns")
-    )
+        return None
     by_name = inside.drop_nulls("name").group_by("name").agg(pl.col("ns").sum()).sort("name")
     names = [(str(name), ns // steps) for name, ns in by_name.iter_rows()]
-    function = mostly_in(names, cost)
-    where = f" in {without_place(spoken(function))}" if function else ""
+    sums = {column: int(host[column].sum()) // steps for column in ("operators", "copies", "copying", "ns")}
+    return _OnCpu(inside, cost, names, mostly_in(names, cost), sums)
+
+
+def makes_tensors(page: PageFindings) -> None:
+    """Tell of idle time in which the CPU makes tensors for the GPU; findings about the rest keep the rest."""
+    given, found = page.given, _on_cpu(page, copied=True)
+    if found is None:
+        return
+    operators, copies, copying, spent = found.host.values()
+    cost, function, where = found.cost, found.function, found.where
+    may_stay = given.beside_work // max(1, given.num_steps)
     before = "one copy" if copies <= 1 else f"{copies:,} copies"
     alone = len(given.steps) == 1  # where one rank waits for the others, their bounds are not its own
     told = Finding(
         name=MADE_ON_CPU.name,
         claim=f"The GPU idles {page.share(cost)} while the CPU makes tensors{where} and copies them to it.",
         gain="at most" if alone else "unknown",
-        ns_per_step=max(cost, min(spent, given.beside_work // steps)) + copying if alone else 0,
+        ns_per_step=max(cost, min(spent, may_stay)) + copying if alone else 0,
         cost_per_step=cost,
         evidence=(f"{operators:,} operators per step run on tensors of the CPU, before {before}",),
         next=f"Make them on the GPU{f' in {spoken(function)}' if function else ''}, with few operators on "
@@ -49,33 +83,27 @@ def makes_tensors(page: PageFindings) -> None:
         f"steps where they stay the same.{'' if function else STACKS}",
         remedies=(),
         recipe="idle_summary",
-        accounts=tuple(account for account in UNPROVEN if account in set(inside["account"])),
+        accounts=found.accounts,
         edit=NO_EDIT,
     )
-    leave_rest(page, inside, UNPROVEN, "without what makes tensors for the GPU", "cuda-graph")
-    page.put(made_of(told, ((spoken(name), ns) for name, ns in names)))
+    found.put(page, told, "without what makes tensors for the GPU")
 
 
 def computes_on_cpu(page: PageFindings) -> None:
     """Tell of idle time in which the CPU computes on tensors that do not go to the GPU; findings about the
     rest keep the rest."""
-    given, steps = page.given, max(1, page.given.num_steps)
-    here = given.made_on_cpu.filter(~pl.col("copied"))
-    inside, host = here.filter(pl.col("account") != HOST), here.filter(account=HOST)
-    cost = int(inside["ns"].sum()) // steps
-    if given.on_host or not page.reaches(cost, FROM):
+    given, found = page.given, _on_cpu(page, copied=False)
+    if found is None:
         return
-    by_name = inside.drop_nulls("name").group_by("name").agg(pl.col("ns").sum()).sort("name")
-    names = [(str(name), ns // steps) for name, ns in by_name.iter_rows()]
-    function = mostly_in(names, cost)
-    where = f" in {without_place(spoken(function))}" if function else ""
-    alone, many = len(given.steps) == 1, int(host["operators"].sum()) // steps
+    cost, function, where = found.cost, found.function, found.where
+    may_stay = given.beside_work // max(1, given.num_steps)
+    alone, many = len(given.steps) == 1, found.host["operators"]
     told = Finding(
         name=COMPUTED_ON_CPU.name,
         claim=f"The GPU idles {page.share(cost)} while the CPU computes on tensors of its own{where}.",
         gain="at most" if alone else "unknown",
         # A CPU that need not read what it computes on may run ahead as well.
-        ns_per_step=max(cost, given.beside_work // steps) if alone else 0,
+        ns_per_step=max(cost, may_stay) if alone else 0,
         cost_per_step=cost,
         evidence=(f"{many:,} operators per step launch nothing, and do not stand before a copy to the GPU",),
         next=f"Keep the tensors on the GPU{f' in {spoken(function)}' if function else ''}, compute this less "
@@ -83,8 +111,7 @@ def computes_on_cpu(page: PageFindings) -> None:
         f"{'' if function else SEE}",
         remedies=(),
         recipe="idle_summary",
-        accounts=tuple(account for account in UNPROVEN if account in set(inside["account"])),
+        accounts=found.accounts,
         edit=NO_EDIT,
     )
-    leave_rest(page, inside, UNPROVEN, "without what the CPU computes on tensors of its own", "cuda-graph")
-    page.put(made_of(told, ((spoken(name), ns) for name, ns in names)))
+    found.put(page, told, "without what the CPU computes on tensors of its own")

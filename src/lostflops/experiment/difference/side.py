@@ -52,16 +52,18 @@ class Side:
 
     def spent(self, *accounts: str) -> list[float]:
         """The time of each step in these accounts together, mean of its ranks, ns."""
-        of = self.ledger.filter(pl.col("account").is_in(accounts)).group_by(STEP).agg(pl.col("ns").sum())
-        each = self.steps.select(STEP).join(of, on=STEP, how="left").with_columns(pl.col("ns").fill_null(0))
-        return each.group_by("step").agg(pl.col("ns").mean()).sort("step")["ns"].to_list()
+        return self._each(*accounts).group_by("step").agg(pl.col("ns").mean()).sort("step")["ns"].to_list()
 
     def spent_of_ranks(self, account: str) -> dict[int, list[float]]:
         """The time of each step in an account on each rank, ns."""
-        of = self.ledger.filter(pl.col("account") == account).group_by(STEP).agg(pl.col("ns").sum())
-        each = self.steps.select(STEP).join(of, on=STEP, how="left").with_columns(pl.col("ns").fill_null(0))
-        by_rank = each.sort(STEP).group_by("rank", maintain_order=True).agg(pl.col("ns").cast(pl.Float64))
+        each = self._each(account).sort(STEP)
+        by_rank = each.group_by("rank", maintain_order=True).agg(pl.col("ns").cast(pl.Float64))
         return dict(by_rank.iter_rows())
+
+    def _each(self, *accounts: str) -> pl.DataFrame:
+        """The time of each step of each rank in these accounts together, ns: rank, step, ns."""
+        of = self.ledger.filter(pl.col("account").is_in(accounts)).group_by(STEP).agg(pl.col("ns").sum())
+        return self.steps.select(STEP).join(of, on=STEP, how="left").with_columns(pl.col("ns").fill_null(0))
 
     @cached_property
     def calls(self) -> Mapping[tuple[str, ...], float]:

@@ -254,8 +254,8 @@ def _unrecorded_end(done: DeviceWork, host: Int, until: Int) -> _First | None:
     usual = 0
     if first.is_blocked:
         usual = max(others, default=first.waits)
-    elif others and np.median(others) >= LONG:  # in every step: for pages that move by themselves, say
-        usual = int(np.median(others))
+    elif others and (waits := int(np.median(others))) >= LONG:  # in every step: for pages that move, say
+        usual = waits
     return first if first.waits - usual >= LONG else None
 
 
