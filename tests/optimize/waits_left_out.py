@@ -22,6 +22,7 @@ import torch
 
 from simulated_devices import RaceDevice, Stream
 
+Place = tuple[str, int, str]  # file, line and verb of a call
 VERBS = ("wait", "synchronize", "before_reuse", "is_done")
 
 
@@ -36,6 +37,9 @@ class Site:
 
     def __str__(self) -> str:
         return f"{Path(self.file).stem}.{self.function} {self.number} {self.verb}"
+
+    def is_at(self, file: str, line: int, verb: str) -> bool:
+        return (file, verb) == (self.file, self.verb) and self.first <= line <= self.last
 
 
 def sites(module: ModuleType) -> list[Site]:
@@ -70,11 +74,13 @@ def sites(module: ModuleType) -> list[Site]:
 
 class Omitting(RaceDevice):
     """Leaves out one site, or none. `faults` are races, times that were asked for too early, and what a
-    program finds wrong itself (`early`). An event is done when the host has waited for it, or by `done`."""
+    program finds wrong itself (`early`). An event is done when the host has waited for it, or by `done`.
+    `places` are the files, lines and verbs that a program came by."""
 
     def __init__(self, site: Site | None, done: str | int = "never") -> None:
         self._site = site
         self.omitted = 0
+        self.places: set[Place] = set()
         self.early: list[str] = []
         self.own_races = False
         super().__init__(done)
@@ -86,11 +92,10 @@ class Omitting(RaceDevice):
         return (races if self.own_races else self.races) + self.early
 
     def _left_out(self, verb: str) -> bool:
-        site = self._site
-        if site is None or site.verb != verb:
-            return False
         frame = sys._getframe(2)
-        here = frame.f_code.co_filename == site.file and site.first <= frame.f_lineno <= site.last
+        place = (frame.f_code.co_filename, frame.f_lineno, verb)
+        self.places.add(place)
+        here = self._site is not None and self._site.is_at(*place)
         self.omitted += here
         return here
 

@@ -20,7 +20,7 @@ class RunPart:
 
     trace: Trace
     ranks: tuple[int, ...]
-    edges: pl.DataFrame | None  # rank, from, to; None where nothing bounds the time
+    edges: pl.DataFrame | None  # rank; from and to, of the host and not; None where nothing bounds the time
     windowed: bool  # whether a window bounds it
     session: Session
     cuts: dict[tuple[str, int | None], int] = field(default_factory=dict[tuple[str, int | None], int])
@@ -33,7 +33,7 @@ class RunPart:
         frame = (self.trace if rank is None else self._of_rank(rank)).table(name)
         if frame is None:
             return None
-        frame = self._of(frame, rank)
+        frame = self._of(frame, rank, TABLES[name].on_host)
         return frame if columns is None else frame.select(columns)
 
     def rows(self, name: str, rank: int, columns: list[str] | None = None) -> pl.DataFrame | None:
@@ -85,7 +85,7 @@ class RunPart:
         """The rows of a recipe's answer that are about what is selected; what the edges cut is counted."""
         return self.counted(self._of(answer.lazy(), None).collect(), name)
 
-    def _of(self, frame: pl.LazyFrame, rank: int | None) -> pl.LazyFrame:
+    def _of(self, frame: pl.LazyFrame, rank: int | None, on_host: bool = False) -> pl.LazyFrame:
         known = frame.collect_schema().names()
         wanted = list(self.ranks) if rank is None else [rank]
         if "rank" in known:
@@ -94,8 +94,10 @@ class RunPart:
             return frame
         start, end, low, high = (pl.col(c) for c in ("start", "end", "_from", "_to"))
         inside = (start < high) & ((end > low) | (start >= low))
+        limits = ("opened", "closed") if on_host else ("_from", "_to")
+        edges = self.edges.lazy().select("rank", _from=limits[0], _to=limits[1]).filter(low < high)
         return (
-            frame.join(self.edges.lazy(), on="rank", how="inner", maintain_order="left")
+            frame.join(edges, on="rank", how="inner", maintain_order="left")
             .filter(inside)
             .with_columns(
                 start=pl.max_horizontal(start, low),
@@ -158,16 +160,15 @@ def _edges(
     if steps is None and window is None:
         return None
     low, high = window or (-(2**62), 2**62)
-    edges = pl.DataFrame({"rank": ranks}, schema={"rank": pl.Int32}).with_columns(
-        _from=pl.lit(low, dtype=pl.Int64), _to=pl.lit(high, dtype=pl.Int64)
-    )
-    table = trace.table("steps")
-    if steps is None or table is None:
-        return edges
-    extent = table.group_by("rank").agg(a=pl.col("start").min(), b=pl.col("end").max()).collect()
+    of_ranks = pl.DataFrame({"rank": ranks}, schema={"rank": pl.Int32})
+    if steps is None or trace.table("steps") is None:
+        limits = {"_from": low, "_to": high, "opened": low, "closed": high}
+        return of_ranks.with_columns(pl.lit(at, dtype=pl.Int64).alias(name) for name, at in limits.items())
+    on_host = trace.extent(on_host=True).rename({"_from": "opened", "_to": "closed"})
     return (
-        edges.join(extent, on="rank", how="inner")
-        .select("rank", _from=pl.max_horizontal("_from", "a"), _to=pl.min_horizontal("_to", "b"))
+        of_ranks.join(trace.extent(), on="rank", how="inner")
+        .join(on_host, on="rank", how="inner")
+        .with_columns(pl.col("_from", "opened").clip(low), pl.col("_to", "closed").clip(None, high))
         .filter(pl.col("_from") < pl.col("_to"))
     )
 

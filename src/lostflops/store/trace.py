@@ -118,7 +118,7 @@ class Trace:
     `table(name)` gives a lazy frame on the run's clock, or None where the run does not have that table;
     `absence(name)` then says why. A trace sliced with `select` shows only those ranks and steps: an event
     belongs to the slice when some of it lies between the start of the rank's first selected step and the end
-    of its last.
+    of its last. What a host thread does is held against the host's own start and end of those steps.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class Trace:
         if name == "steps":
             frame = frame.with_columns(chosen=pl.lit(self.steps is not None))
         with self.reading():  # the columns of a slice are looked at
-            return self._of_ranks(frame) if name == "ranks" else self.cut(frame)
+            return self._of_ranks(frame) if name == "ranks" else self.cut(frame, TABLES[name].on_host)
 
     @property
     def whole(self) -> Self:
@@ -273,10 +273,12 @@ class Trace:
         self.given = other.given
         self._compared, self._by_rank, self._small = other._compared, other._by_rank, other._small
 
-    def cut(self, frame: pl.LazyFrame) -> pl.LazyFrame:
+    def cut(self, frame: pl.LazyFrame, on_host: bool = False) -> pl.LazyFrame:
         """Those rows of a frame that lie in this slice: by `rank`, by `step`, or by `start` and `end`.
 
-        Rows with none of these are about all ranks or all steps together, and stay.
+        Rows with none of these are about all ranks or all steps together, and stay. Where rows say what a
+        host thread does (`on_host`), the slice goes from where the host begins the first step to where it
+        ends the last.
         """
         frame = self._of_ranks(frame)
         if self.steps is None:
@@ -287,7 +289,7 @@ class Trace:
             return frame.filter(pl.col("step").is_between(*self.steps))
         start, end, first, last = (pl.col(c) for c in ("start", "end", "_from", "_to"))
         return (
-            frame.join(self.extent().lazy(), on="rank", how="inner", maintain_order="left")
+            frame.join(self.extent(on_host).lazy(), on="rank", how="inner", maintain_order="left")
             # What takes no time lies where it starts.
             .filter((start < last) & ((end > first) | (start >= first)))
             .drop("_from", "_to")
@@ -298,18 +300,24 @@ class Trace:
             return frame
         return frame.filter(pl.col("rank").is_in(sorted(self.ranks)))
 
-    def extent(self) -> pl.DataFrame:
-        """From where to where the chosen steps go on each rank: `rank`, `_from` and `_to`."""
+    def extent(self, on_host: bool = False) -> pl.DataFrame:
+        """From where to where the chosen steps go on each rank, or on its host: `rank`, `_from` and `_to`."""
         if self._windows is None:
             steps = self._whole("steps", self.path / "steps")
             assert steps is not None and self.steps is not None
             self._windows = (
                 steps.filter(pl.col("step").is_between(*self.steps))
                 .group_by("rank")
-                .agg(_from=pl.col("start").min(), _to=pl.col("end").max())
+                .agg(
+                    _from=pl.col("start").min(),
+                    _to=pl.col("end").max(),
+                    opened=pl.coalesce("host_start", "start").min(),
+                    closed=pl.coalesce("host_end", "end").max(),
+                )
                 .collect()
             )
-        return self._windows
+        limits = ("opened", "closed") if on_host else ("_from", "_to")
+        return self._windows.select("rank", _from=limits[0], _to=limits[1])
 
     def _files(self, name: str) -> Path | list[Path]:
         """The folder of a table, or its files that hold the chosen ranks: others are not even opened."""

@@ -6,6 +6,7 @@ import polars as pl
 
 from lostflops.recipes.compute.flops import FLOPS, flops_of
 from lostflops.recipes.compute.work import executions
+from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.recipes.steps.two_kinds import slow_steps
 from lostflops.store.trace import Trace
 
@@ -65,16 +66,9 @@ def asked_flops(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
     steps, operators = trace.table("steps"), trace.table("operators")
     if steps is None or operators is None:
         return ASKED.to_frame()
-    here = steps.join(counted.lazy(), on=["rank", "step"], how="semi")
-    windows = here.select(
-        "rank", start=pl.coalesce("host_start", "start"), until=pl.coalesce("host_end", "end")
-    )
+    rows = operators.select("rank", "start", pl.col("name", "shapes", "dtypes").cast(pl.String))
     kinds = (
-        operators.select("rank", "start", pl.col("name", "shapes", "dtypes").cast(pl.String))
-        .filter(pl.col("name").is_in([*FLOPS]))
-        .sort("start")
-        .join_asof(windows.sort("start"), on="start", by="rank", check_sortedness=False)
-        .filter(pl.col("start") < pl.col("until"))
+        in_host_steps(rows.filter(pl.col("name").is_in([*FLOPS])), host_steps(steps, counted.lazy()))
         .group_by("rank", "name", "shapes", "dtypes")
         .agg(calls=pl.len())
         .collect()

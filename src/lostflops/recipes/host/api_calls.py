@@ -10,6 +10,7 @@ from lostflops import intervals
 from lostflops.columns import Count, Id, Name, Share, Time, Typical
 from lostflops.finding import Finding, milliseconds
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.host_steps import while_on_host
 from lostflops.recipes.steps.totals import per_step
 from lostflops.tables import Launches
 
@@ -105,7 +106,7 @@ def api_call_summary(
     summed = (
         intervals.inside(
             launches.select(*kinds, "start", "end"),
-            intervals.union(counted_steps, ["rank"]),
+            while_on_host(counted_steps),
             {"_in_steps": pl.lit(True)},
         )
         .group_by(kinds)

@@ -8,6 +8,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Count, Id, Name, Ratio, Time, Typical
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.host_steps import while_on_host
 from lostflops.recipes.steps.totals import per_step
 from lostflops.tables import Ranges
 
@@ -91,7 +92,7 @@ def range_summary(ranges: Ranges, counted_steps: pl.LazyFrame, step_totals: pl.L
     length = pl.col("end") - pl.col("start")
     rows = intervals.inside(
         ranges.select(*kinds, "thread", "start", "end", "nested", "complete"),
-        intervals.union(counted_steps, ["rank"]),
+        while_on_host(counted_steps),
         {"_in_steps": pl.lit(True)},
     ).collect()
     nested = rows.filter(pl.col("nested"))

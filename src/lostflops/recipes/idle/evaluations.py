@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops import intervals
+from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.store.trace import Trace
 
 # What stands around all that a framework does for one: the Hugging Face Trainer, Lightning.
@@ -37,16 +38,7 @@ def in_evaluations(trace: Trace, stretches: pl.DataFrame | None, counted: pl.Dat
         return EVALUATIONS.to_frame()
     framework = next(framework for framework, frames_of in by.items() if len(frames_of))
     cover = intervals.union(frames.filter(name.is_in(asked)), ["rank"]).collect()
-    here = steps.join(counted.lazy(), on=["rank", "step"], how="semi")
-    windows = here.select("rank", "step", start=pl.coalesce("host_start", "start")).sort("start").collect()
-    ends = here.select("rank", "step", "end").collect()
-    spans = (
-        cover.sort("start")
-        .join_asof(windows, on="start", by="rank", check_sortedness=False)
-        .drop_nulls("step")
-        .join(ends, on=["rank", "step"], suffix="_of_step")
-        .filter(pl.col("start") < pl.col("end_of_step"))
-    )
+    spans = in_host_steps(cover.lazy(), host_steps(steps, counted.lazy())).collect()
     length = pl.col("end") - pl.col("start")
     host = spans.group_by("rank").agg(ns=length.sum(), steps=pl.col("step").n_unique())
     inside = spans.select("rank", "start", "end").lazy()

@@ -7,6 +7,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.naming.classification import operator_facts
 from lostflops.recipes.accounting import LAUNCH_BOUND, LONG, OTHER_HOST, UNEXPLAINED
+from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.store.trace import Trace
 
 FEWEST = 16  # operators before a copy: a batch that is only moved, or positions that are counted, take fewer
@@ -90,16 +91,7 @@ def made_on_cpu(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFr
     steps = trace.table("steps")
     if runs.is_empty() or steps is None:
         return MADE.to_frame()
-    here = steps.join(counted.lazy(), on=["rank", "step"], how="semi").select(
-        "rank", at=pl.coalesce("host_start", "start"), until="end"
-    )
-    held = (
-        runs.sort("start")
-        .join_asof(
-            here.sort("at").collect(), left_on="start", right_on="at", by="rank", check_sortedness=False
-        )
-        .filter(pl.col("start") < pl.col("until"))
-    )
+    held = in_host_steps(runs.lazy(), host_steps(steps, counted.lazy())).collect()
     short = pl.col("account").eq(LAUNCH_BOUND) | (length < LONG)
     idle = stretches.join(counted, on=["rank", "step"], how="semi").filter(
         pl.col("account").is_in(UNPROVEN), short
@@ -110,7 +102,7 @@ def made_on_cpu(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFr
         inside = intervals.inside(idle.lazy(), cover, {"ns": pl.lit(True)}).filter(pl.col("ns") > 0)
         by_name = inside.group_by("rank", "account", pl.col("name").cast(pl.String)).agg(pl.col("ns").sum())
         # What is copied is at work until something else is launched.
-        until = pl.min_horizontal(pl.col("next").fill_null(pl.col("until")), "until") if copied else "end"
+        until = pl.min_horizontal(pl.col("next").fill_null(pl.col("closed")), "closed") if copied else "end"
         host = (
             some.with_columns(at_it=until)
             .group_by("rank")

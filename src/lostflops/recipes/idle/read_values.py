@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.store.trace import Trace
 
 # Calls that wait for the device: HIP reads values with copies that return when done.
@@ -24,15 +25,12 @@ def reads_values(trace: Trace, counted: pl.DataFrame) -> bool:
     launches, copies, steps = (trace.table(name) for name in ("launches", "copies", "steps"))
     if launches is None or copies is None or steps is None:
         return False
-    here = steps.join(counted.lazy(), on=["rank", "step"], how="semi")
-    begins = here.select("rank", "end", start=pl.coalesce("host_start", "start")).sort("start").collect()
+    windows = host_steps(steps, counted.lazy())
     waits = launches.filter(pl.col("name").cast(pl.String).str.contains(WAITS)).select("rank", "start")
-    back = copies.filter(pl.col("direction").cast(pl.String) == "device to host").select("rank", "start")
-    often, read = (
-        rows.sort("start").collect().join_asof(begins, on="start", by="rank", check_sortedness=False)
-        .filter(pl.col("start") < pl.col("end")).height
-        for rows in (waits, back)
-    )  # fmt: skip
+    back = copies.filter(pl.col("direction").cast(pl.String) == "device to host").select(
+        "rank", start=pl.coalesce("launch_start", "start")
+    )
+    often, read = (in_host_steps(rows, windows).collect().height for rows in (waits, back))
     return read > 0 and read >= MOSTLY * often
 
 

@@ -6,6 +6,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.recipes.accounting import DEPENDENCY, LAUNCH_BOUND, LONG, OTHER_HOST, UNEXPLAINED
+from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.store.trace import Trace
 
 # What a thread does between the launches of an update: none of it remains where one call launches all.
@@ -96,21 +97,19 @@ def _launched(
 ) -> pl.DataFrame:
     """The kernels that were launched inside these intervals in steps that count: rank, name, start, ns."""
     steps = trace.table("steps")
-    begun = pl.coalesce("host_start", "start")
-    order = pl.DataFrame() if steps is None else steps.select("rank", "step", at=begun).sort("at").collect()
     held = cover.select("rank", at="start", until="end").sort("at").collect()
-    asked = (
-        kernels.filter(pl.col("launch_start").is_not_null())
-        .select("rank", "name", "start", at="launch_start", ns=pl.col("end") - pl.col("start"))
-        .sort("at")
+    asked = kernels.filter(pl.col("launch_start").is_not_null()).select(
+        "rank", "name", "start", at="launch_start", ns=pl.col("end") - pl.col("start")
+    )
+    if steps is not None:
+        asked = in_host_steps(asked, host_steps(steps, counted.lazy()), "at")
+    inside = (
+        asked.sort("at")
         .collect()
         .join_asof(held, on="at", by="rank", check_sortedness=False)
         .filter(pl.col("at") < pl.col("until"))
     )
-    if steps is not None:
-        placed = asked.join_asof(order, on="at", by="rank", check_sortedness=False)
-        asked = placed.join(counted, on=["rank", "step"], how="semi")
-    return asked.select("rank", "name", "start", "ns")
+    return inside.select("rank", "name", "start", "ns")
 
 
 def _steps_of_optimizers(trace: Trace) -> pl.DataFrame:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.recipes.idle.updates import MARK
 from lostflops.store.trace import Trace
 
@@ -26,14 +27,7 @@ def micro_batches(trace: Trace, counted: pl.DataFrame) -> int:
     )
     if steps is None or operators is None or kernels is None or ranges is None:
         return 0
-    windows = (
-        steps.join(counted.lazy(), on=["rank", "step"], how="semi")
-        .select(
-            "rank", "step", opened=pl.coalesce("host_start", "start"), closed=pl.coalesce("host_end", "end")
-        )
-        .sort("opened")
-        .collect()
-    )
+    windows = host_steps(steps, counted.lazy()).sort("opened").collect()
     spoken = spoken_phases(operators, windows.sort("rank", "opened"))
     if spoken.is_empty() or not windows.height:
         return 0
@@ -41,10 +35,7 @@ def micro_batches(trace: Trace, counted: pl.DataFrame) -> int:
     updates = ranges.filter(pl.col("name").cast(pl.String).str.contains(MARK)).select("rank", at="start")
 
     def in_steps(rows: pl.LazyFrame) -> pl.DataFrame:
-        held = rows.sort("at").collect().join_asof(
-            windows, left_on="at", right_on="opened", by="rank", check_sortedness=False
-        )  # fmt: skip
-        return held.filter(pl.col("at") < pl.col("closed"))
+        return in_host_steps(rows, windows.lazy(), "at").collect()
 
     passes = (
         in_steps(launched)

@@ -9,7 +9,7 @@ from lostflops import intervals
 from lostflops.columns import Bytes, Count, Id, Name
 from lostflops.intervals import Int, by_name
 from lostflops.recipe import Example, recipe
-from lostflops.tables import Collectives, Kernels, Operators, Steps
+from lostflops.tables import Collectives, Kernels, Operators
 
 KINDS = ["rank", "kind", "group", "group_size", "peer", "phase", "dtype", "bytes"]
 AR = {"kind": "all-reduce", "group": "0 [0, 1]", "group_size": 2, "bytes_in": 400, "dtype": "float"}
@@ -62,7 +62,6 @@ def collective_phases(
     collectives: Collectives,
     kernels: Kernels | None,
     operators: Operators | None,
-    steps: Steps,
     counted_steps: pl.LazyFrame,
 ) -> pl.LazyFrame:
     """Add up each rank's collectives by kind, group, size and the pass in which the host issues them.
@@ -70,17 +69,7 @@ def collective_phases(
     The volume of an all-gather is its output, that of any other operation its input. Groups of one rank and
     steps that do not count are left out.
     """
-    windows = (
-        steps.join(counted_steps.select("rank", "step"), on=["rank", "step"], how="semi")
-        .select(
-            "rank",
-            "step",
-            opened=pl.coalesce("host_start", "start"),
-            closed=pl.coalesce("host_end", "end"),
-        )
-        .sort("rank", "opened")
-        .collect()
-    )
+    windows = counted_steps.select("rank", "step", "opened", "closed").sort("rank", "opened").collect()
     many = windows.group_by("rank").agg(steps=pl.len().cast(pl.Int64))
     rows = _issued(collectives, kernels)
     spoken = spoken_phases(operators, windows)

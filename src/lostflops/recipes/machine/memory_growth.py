@@ -9,6 +9,7 @@ import polars as pl
 from lostflops.columns import Bytes, Count, Flag, Id
 from lostflops.finding import Finding
 from lostflops.recipe import Bars, Example, Shows, recipe
+from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.tables import Allocations, Ranks, Steps
 from lostflops.units import written
 
@@ -97,24 +98,9 @@ def memory_growth(allocations: Allocations, steps: Steps, ranks: Ranks) -> pl.La
     allocator reserves and cannot use is not counted.
     """
     place = ["rank", "device"]
-    windows = (
-        steps.filter(pl.col("complete").fill_null(True))
-        .select(
-            "rank",
-            "step",
-            since=pl.coalesce("host_start", "start"),
-            until=pl.coalesce("host_end", "end"),
-        )
-        .sort("since")
-        .collect()
-    )
+    windows = host_steps(steps, steps.filter(pl.col("complete").fill_null(True)))
     events = allocations.filter(pl.col("allocated").is_not_null()).select(*place, "allocated", at="start")
-    inside = (
-        events.sort("at")
-        .collect()
-        .join_asof(windows, left_on="at", right_on="since", by="rank", check_sortedness=False)
-        .filter(pl.col("at") < pl.col("until"))
-    )
+    inside = in_host_steps(events, windows, "at").collect()
     levels = inside.group_by(*place, "step").agg(
         least=pl.col("allocated").min(), most=pl.col("allocated").max()
     )

@@ -11,7 +11,8 @@ from lostflops.columns import Count, Flag, Id, Time
 from lostflops.finding import Finding, Verdict, milliseconds
 from lostflops.recipe import Bars, Example, Shows, recipe
 from lostflops.recipes.accounting import HOST_ONLY
-from lostflops.tables import Operators, Ranks, Steps
+from lostflops.recipes.host_steps import in_host_steps
+from lostflops.tables import Operators, Ranks
 
 # What it asks of each gradient: `grad.isnan()._is_any_true().item()`.
 LOOKS, CHECKS, READS = "aten::isnan", "aten::_is_any_true", "aten::item"
@@ -67,30 +68,18 @@ def _pass(start: int, *names: str, phase: str = "backward") -> list[dict[str, An
     ],
 )
 def anomaly_detection(
-    operators: Operators, steps: Steps, counted_steps: pl.LazyFrame, ranks: Ranks
+    operators: Operators, counted_steps: pl.LazyFrame, ranks: Ranks
 ) -> pl.LazyFrame:
     """Count the checks of gradients inside backward passes, and what their operators take on the host.
 
     On a GPU each check makes the host wait for it. The mode also keeps a traceback of each forward operator.
     """
-    window = ["rank", "step"]
-    counted = steps.join(counted_steps.select(window), on=window, how="semi")
     name = pl.col("name").cast(pl.String)
-    rows = (
-        operators.filter(name.is_in([LOOKS, CHECKS, READS]), pl.col("phase").cast(pl.String) == "backward")
-        .select("rank", "start", "end", name=name)
-        .sort("start")
-        .join_asof(
-            counted.select("rank", "step", start=pl.coalesce("host_start", "start"), _until="end").sort(
-                "start"
-            ),
-            on="start",
-            by="rank",
-            check_sortedness=False,
-        )
-        .filter(pl.col("start") < pl.col("_until"))
+    asked = operators.filter(
+        name.is_in([LOOKS, CHECKS, READS]), pl.col("phase").cast(pl.String) == "backward"
     )
-    of = counted.group_by("rank").agg(steps=pl.len().cast(pl.Int64))
+    rows = in_host_steps(asked.select("rank", "start", "end", name=name), counted_steps)
+    of = counted_steps.group_by("rank").agg(steps=pl.len().cast(pl.Int64))
     kind = ranks.group_by("rank").agg(on_host=HOST_ONLY.all())
     return (
         rows.group_by("rank")

@@ -8,6 +8,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.naming.classification import operator_facts
+from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.recipes.operators.traffic import extents, types
 from lostflops.store.trace import Trace
 
@@ -47,9 +48,6 @@ def loss_work(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
     if not of_loss.str.contains(CROSS_ENTROPY).any() or not of_loss.str.contains(SOFTMAX).any():
         return LOSSES.to_frame()
     facts = operator_facts(names.to_list()).filter(pl.col("family").is_in(ON_LOGITS))["name"].to_list()
-    windows = steps.join(counted.lazy(), on=["rank", "step"], how="semi").select(
-        "rank", at=pl.coalesce("host_start", "start"), until="end"
-    )
     asked = operators.filter(name.is_in([*of_loss, *facts])).select(
         *LANE, "start", "end", name, pl.col("shapes", "dtypes").cast(pl.String)
     )
@@ -63,27 +61,21 @@ def loss_work(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
         kind: intervals.union(some.select(*LANE, "start", "end").lazy(), LANE).sort("start").collect()
         for kind, some in (("loss", rows.filter("own")), ("every", rows))
     }
-    launched = (
-        kernels.filter(pl.col("launch_start").is_not_null())
-        .select(*LANE, at="launch_start", ns=pl.col("end") - pl.col("start"))
-        .sort("at")
-        .collect()
+    windows = host_steps(steps, counted.lazy())
+    asked_for = kernels.filter(pl.col("launch_start").is_not_null()).select(
+        *LANE, at="launch_start", ns=pl.col("end") - pl.col("start")
     )
-    placed = windows.sort("at").collect()
-
-    def inside(rows: pl.DataFrame) -> pl.DataFrame:
-        held = rows.join_asof(placed, on="at", by="rank", check_sortedness=False)
-        return held.filter(pl.col("at") < pl.col("until")).drop("until")
+    launched = in_host_steps(asked_for, windows, "at").collect()
 
     def of(kind: str) -> pl.DataFrame:
-        held = inside(launched).join_asof(
+        held = launched.join_asof(
             spans[kind].rename({"start": "since", "end": "to"}), left_on="at", right_on="since", by=LANE,
             check_sortedness=False,
         )  # fmt: skip
         return held.filter(pl.col("at") < pl.col("to")).group_by("rank").agg(pl.col("ns").sum())
 
-    host = inside(spans["every"].select(*LANE, "end", at="start").sort("at"))
-    each = host.group_by("rank").agg(host=(pl.col("end") - pl.col("at")).sum())
+    host = in_host_steps(spans["every"].lazy(), windows).collect()
+    each = host.group_by("rank").agg(host=(pl.col("end") - pl.col("start")).sum())
     return (
         of("loss")
         .rename({"ns": "loss"})

@@ -10,6 +10,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Count, Id, Name, Number, Text, Time
 from lostflops.recipe import Example, recipe
+from lostflops.recipes.host_steps import while_on_host
 from lostflops.recipes.operators.launched import added, launched, numbered, with_children, with_device
 from lostflops.tables import Copies, Frames, Kernels, Operators, Ranks
 
@@ -142,7 +143,7 @@ def operator_times(
     piece, begins, stops = intervals.self_pieces(forest)
     known = pl.lit(False) if ranks is None else pl.col("rank").is_in(with_device(ranks))
     each = (
-        intervals.inside(rows.lazy(), steps, {"host_inside": pl.lit(True)})
+        intervals.inside(rows.lazy(), while_on_host(counted_steps), {"host_inside": pl.lit(True)})
         .collect()
         .with_columns(
             _callers(rows, frames),

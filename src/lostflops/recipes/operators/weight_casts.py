@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.recipes.operators.traffic import extents
 from lostflops.store.trace import Trace
 
@@ -42,21 +43,14 @@ def weight_casts(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
     ]
     found = [_inside(some, outer).with_columns(kind=pl.lit(kind)) for some, outer, kind in around]
     held = pl.concat(found).sort("start").with_row_index("cast")
-    windows = (
-        steps.join(counted.lazy(), on=["rank", "step"], how="semi")
-        .select("rank", at=pl.coalesce("host_start", "start"), until="end")
-        .sort("at")
-        .collect()
+    launched = kernels.filter(pl.col("launch_start").is_not_null()).select(
+        *LANE, at="launch_start", runs=pl.col("end") - pl.col("start")
     )
     each = (
-        kernels.filter(pl.col("launch_start").is_not_null())
-        .select(*LANE, at="launch_start", runs=pl.col("end") - pl.col("start"))
-        .sort("at")
+        in_host_steps(launched, host_steps(steps, counted.lazy()), "at")
         .collect()
         .join_asof(held, left_on="at", right_on="start", by=LANE, check_sortedness=False, coalesce=False)
         .filter(pl.col("at") < pl.col("end"))
-        .join_asof(windows, on="at", by="rank", check_sortedness=False)
-        .filter(pl.col("at") < pl.col("until"))
         .group_by("rank", "cast", "kind")
         .agg(pl.col("runs").sum(), host=(pl.col("end") - pl.col("start")).first())
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops import intervals
+from lostflops.recipes.host_steps import CLOSED, OPENED
 from lostflops.recipes.steps.counted import BEHIND, FEWEST
 
 SLOWER = 1.5  # than the slowest of the others: a first step that does something else than the others
@@ -152,7 +153,7 @@ def crossing(ranges: pl.DataFrame) -> pl.DataFrame:
 def uncovered(ranges: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """How much of the whole steps the code's own ranges cover, on the thread that has most of them."""
     own = ranges.filter(~pl.col("name").str.contains(NOT_OWN))
-    whole = steps.filter("complete").select("rank", "start", "end").lazy()
+    whole = steps.filter("complete").select("rank", start=OPENED, end=CLOSED).lazy()
     own = intervals.union(own.lazy(), ["rank", "thread"])
     covered = (
         intervals.inside(own, intervals.union(whole, ["rank"]), {"ns": pl.lit(True)})

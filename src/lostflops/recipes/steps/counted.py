@@ -6,6 +6,7 @@ import polars as pl
 
 from lostflops.columns import Id, Instant
 from lostflops.recipe import Example, recipe
+from lostflops.recipes.host_steps import CLOSED, OPENED
 from lostflops.tables import Steps
 
 FEWEST = 3  # whole steps of a rank that make a mean that says something of the others
@@ -22,6 +23,8 @@ IN_NO_MEAN = ("nothing on its rank", "no whole step on its rank")  # where other
         "step": Id("step number"),
         "start": Instant("start of the step"),
         "end": Instant("its end"),
+        "opened": Instant("where the host begins it; the device may be steps behind"),
+        "closed": Instant("where the host ends it"),
     },
     examples=[
         Example(
@@ -140,6 +143,6 @@ def counted_steps(steps: Steps) -> pl.LazyFrame:
         steps.filter(~why.is_in(IN_NO_MEAN).fill_null(False) | pl.col("chosen").fill_null(False))
         .with_columns(_worse=worse)
         .filter((pl.col("_worse") == pl.col("_worse").min().over("rank")) | pl.col("chosen").fill_null(False))
-        .select("rank", "step", "start", "end")
+        .select("rank", "step", "start", "end", opened=OPENED, closed=CLOSED)
         .sort("rank", "start")
     )

@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from lostflops.finding import milliseconds, percent
+from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.report.words.safe import one_line
 from lostflops.session import Answer
 from lostflops.store.trace import Trace
@@ -160,8 +161,8 @@ class Inputs:
 
 def inputs(trace: Trace, counted: pl.DataFrame) -> Inputs | None:
     """Tokens, from what an embedding looks up; else images, from a convolution; None where neither tells."""
-    operators = trace.table("operators")
-    if operators is None or counted.is_empty():
+    operators, steps = trace.table("operators"), trace.table("steps")
+    if operators is None or steps is None or counted.is_empty():
         return None
     name, shapes = pl.col("name").cast(pl.String), pl.col("shapes").cast(pl.String)
     calls = (
@@ -173,22 +174,24 @@ def inputs(trace: Trace, counted: pl.DataFrame) -> Inputs | None:
         .sort("rank", "start")
         .collect()
     )
-    steps = counted.select("rank", "step", "end", "start").sort("rank", "start")
-    within = calls.join_asof(
-        steps, on="start", by="rank", strategy="backward", check_sortedness=False
-    ).filter(pl.col("start") < pl.col("end"))
+    windows = host_steps(steps, counted.lazy()).collect()
+    within = in_host_steps(calls.lazy(), windows.lazy()).collect()
+    marked = steps.join(counted.lazy(), on=["rank", "step"], how="semi").select("host_start").collect()
+    sure = not marked["host_start"].null_count()
     for kind, what, size in (
         ("aten::embedding", "tokens", _tokens),
         ("aten::conv2d", "images", _images),
     ):
-        each = _per_step(within.filter(pl.col("name") == kind), size)
+        each = _per_step(within.filter(pl.col("name") == kind), size, windows if sure else None)
         if each is not None:
             return Inputs(what, each[0], kind, each[1])
     return None
 
 
-def _per_step(calls: pl.DataFrame, size: Any) -> tuple[int, str] | None:
-    """How many inputs a step of a rank takes, and in what shapes, where all steps and ranks take the same.
+def _per_step(calls: pl.DataFrame, size: Any, windows: pl.DataFrame | None) -> tuple[int, str] | None:
+    """How many inputs a step of a rank takes, and in what shapes: the mean of these steps.
+
+    Without steps, the host is not known to keep to them, and may be ahead; then most have to take the same.
 
     What runs with gradients off (a teacher, a reference model, generation) takes in what another call learns
     from, or makes it: it counts only where nothing is learned.
@@ -209,10 +212,12 @@ def _per_step(calls: pl.DataFrame, size: Any) -> tuple[int, str] | None:
         .group_by("rank", "step")
         .agg(pl.col("_number").sum())["_number"]
     )
-    per_step = each.median()
-    # Where the host runs ahead a step may hold what the next one looks up; most steps hold their own.
-    if not isinstance(per_step, float) or (each == per_step).mean() < 0.5:  # pyright: ignore[reportOperatorIssue]
-        return None
+    if windows is not None:
+        per_step = each.sum() / windows.join(calls, on="rank", how="semi").height
+    else:
+        per_step = each.median()
+        if not isinstance(per_step, float) or (each == per_step).mean() < 0.5:  # pyright: ignore[reportOperatorIssue]
+            return None
     shapes = {" × ".join(f"{extent:,}" for extent in known[text][2]) for text in calls["shapes"].unique()}
     return round(per_step), shapes.pop() if len(shapes) == 1 else f"{len(shapes)} shapes"
 

@@ -77,7 +77,8 @@ def _sliced(trace: Trace, name: str, source: str) -> str:
         if "step" in columns:
             conditions.append("step BETWEEN {} AND {}".format(*trace.steps))
         else:
-            kept += f" JOIN {_values(trace.extent().iter_rows())} AS chosen(rank, first, last) USING (rank)"
+            limits = _values(trace.extent(TABLES[name].on_host).iter_rows())
+            kept += f" JOIN {limits} AS chosen(rank, first, last) USING (rank)"
             conditions.append('"start" < last AND ("end" > first OR "start" >= first)')
     return f"{kept} WHERE {' AND '.join(conditions)}" if conditions else source
 

@@ -7,6 +7,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Count, Id, Name, Share, Time, Typical
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.host_steps import while_on_host
 from lostflops.recipes.steps.totals import per_step
 from lostflops.tables import Launches
 
@@ -75,7 +76,7 @@ def api_call_blocking(
     )
     with_gpu = intervals.inside(waits, gpu_activity, {"gpu_busy": runs})
     summed = (
-        intervals.inside(with_gpu, intervals.union(counted_steps, ["rank"]), {"_in_steps": pl.lit(True)})
+        intervals.inside(with_gpu, while_on_host(counted_steps), {"_in_steps": pl.lit(True)})
         .group_by(kinds)
         .agg(
             pl.col("gpu_busy", "_in_steps").sum(),

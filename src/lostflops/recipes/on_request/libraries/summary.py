@@ -9,6 +9,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Bytes, Count, Id, Name, Ratio, Time, Typical
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.host_steps import while_on_host
 from lostflops.recipes.steps.totals import per_step
 from lostflops.tables import LibraryCalls
 
@@ -94,7 +95,7 @@ def library_call_summary(
         return pl.when(pl.col(column).is_not_null().any()).then(pl.col(column).sum())
 
     summed = (
-        intervals.inside(wanted, intervals.union(counted_steps, ["rank"]), {"_in_steps": pl.lit(True)})
+        intervals.inside(wanted, while_on_host(counted_steps), {"_in_steps": pl.lit(True)})
         .group_by(kinds)
         .agg(
             calls=pl.len().cast(pl.Int64),

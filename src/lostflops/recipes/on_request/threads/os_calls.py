@@ -7,6 +7,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Count, Flag, Id, Name, Ratio, Time, Typical
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.host_steps import while_on_host
 from lostflops.recipes.steps.totals import per_step
 from lostflops.tables import OsCalls
 
@@ -72,7 +73,7 @@ def os_call_summary(
     summed = (
         intervals.inside(
             os_calls.select(*kinds, "start", "end"),
-            intervals.union(counted_steps, ["rank"]),
+            while_on_host(counted_steps),
             {"_in_steps": pl.lit(True)},
         )
         .group_by(kinds)

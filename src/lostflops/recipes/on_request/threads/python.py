@@ -7,6 +7,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Count, Id, Name, Ratio, Time, Typical
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.host_steps import while_on_host
 from lostflops.recipes.steps.totals import per_step
 from lostflops.tables import Frames
 
@@ -65,7 +66,7 @@ def python_hotspots(frames: Frames, counted_steps: pl.LazyFrame, step_totals: pl
     nested = rows.with_columns(_whole=pl.col("end") - pl.col("start"))[forest.order].with_columns(
         end=pl.Series(forest.end, dtype=pl.Int64)
     )
-    steps = intervals.union(counted_steps, ["rank"])
+    steps = while_on_host(counted_steps)
     # Children lie side by side in their parent: its own part of any amount is the whole less theirs.
     own = intervals.inside(nested.lazy(), steps, {"_in_steps": pl.lit(True)}).collect()
     own = own.with_columns(self_time=pl.col("end") - pl.col("start"))

@@ -7,6 +7,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Count, Flag, Id, Name, Share, Time
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.host_steps import while_on_host
 from lostflops.tables import Copies, Kernels, Operators, Ranges
 
 # What PyTorch records: around each call of compiled code, around each node of its backward pass, around
@@ -185,9 +186,7 @@ def _compiling(operators: pl.LazyFrame, ranges: pl.LazyFrame | None, steps: pl.L
         marks.sort("start", "region").with_columns(_at="start"),
         on="start", by=LANE, strategy="forward", check_sortedness=False,
     ).with_columns(region=pl.when(pl.col("_at") < pl.col("end")).then("region"))  # fmt: skip
-    within = intervals.inside(
-        named.drop("_at").lazy(), intervals.union(steps, ["rank"]), {"_in": pl.lit(True)}
-    )
+    within = intervals.inside(named.drop("_at").lazy(), while_on_host(steps), {"_in": pl.lit(True)})
     return within.collect()
 
 

@@ -9,6 +9,7 @@ from lostflops.accounts.idle.data_loading import DATA_LOADING
 from lostflops.columns import Count, Flag, Id, Share, Time, Typical
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.accounting import HOST_ONLY
+from lostflops.recipes.host_steps import while_on_host
 from lostflops.tables import Ranks
 
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
@@ -123,7 +124,7 @@ def data_loading(
     )
     return (
         whole.join(starving, on="rank")
-        .join(_at_it(host_spans, here, ranks), on="rank", how="left")
+        .join(_at_it(host_spans, counted_steps, ranks), on="rank", how="left")
         .join(ranks.group_by("rank").agg(on_host=HOST_ONLY.all()), on="rank", how="left")
         # Waiting that no thread is seen loading in cannot be: what the ledger says is the least.
         .with_columns(_loading=pl.max_horizontal(pl.col("_loading").fill_null(0), "_waits"))
@@ -150,5 +151,5 @@ def _at_it(spans: pl.LazyFrame, steps: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.
         .join(main, on=["rank", "thread"], how="semi")
         .select("rank", "start", "end")
     )
-    inside = intervals.inside(rows, intervals.union(steps, ["rank"]), {"_loading": pl.lit(True)})
+    inside = intervals.inside(rows, while_on_host(steps), {"_loading": pl.lit(True)})
     return inside.group_by("rank").agg(pl.col("_loading").sum())

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import polars as pl
 
-from lostflops import intervals
 from lostflops.columns import Bytes, Id, Number, Ratio, Text
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.host_steps import while_on_host
 from lostflops.tables import Allocations, Ranks
 
 GIB = 2**30
@@ -181,7 +181,7 @@ def _inside_steps(rows: pl.LazyFrame, steps: pl.LazyFrame | None) -> pl.LazyFram
     """
     if steps is None:
         return rows
-    windows = intervals.union(steps, ["rank"]).select("rank", "start", _since="start", _until="end").collect()
+    windows = while_on_host(steps).select("rank", "start", _since="start", _until="end").collect()
     events = rows.sort("start").collect()
     within = events.join_asof(
         windows.sort("start"),

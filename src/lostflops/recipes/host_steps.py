@@ -1,0 +1,35 @@
+"""In which step the host does something: its device may be steps behind."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from lostflops import intervals
+
+# Where the host begins and ends a step: by the marks on the host, and else by the step's own limits.
+OPENED, CLOSED = pl.coalesce("host_start", "start"), pl.coalesce("host_end", "end")
+
+
+def host_steps(steps: pl.LazyFrame, counted: pl.LazyFrame) -> pl.LazyFrame:
+    """When the host is in each of the `counted` steps of the table: rank, step, opened, closed."""
+    here = steps.join(counted.select("rank", "step"), on=["rank", "step"], how="semi")
+    return here.select("rank", "step", opened=OPENED, closed=CLOSED)
+
+
+def in_host_steps(rows: pl.LazyFrame, windows: pl.LazyFrame, at: str = "start") -> pl.LazyFrame:
+    """The rows whose instant `at` lies where the host is in one of these steps, the earliest first.
+
+    `windows` are `host_steps` or `counted_steps`; rows get their step, opened and closed. What the host does
+    between two of them, or in a step that is not among them, belongs to none.
+    """
+    limits = windows.select("rank", "step", "opened", "closed").sort("opened")
+    return (
+        rows.sort(at)
+        .join_asof(limits, left_on=at, right_on="opened", by="rank", check_sortedness=False)
+        .filter(pl.col(at) < pl.col("closed"))
+    )
+
+
+def while_on_host(windows: pl.LazyFrame) -> pl.LazyFrame:
+    """From when to when the host of each rank is in these steps, one or several on end: rank, start, end."""
+    return intervals.union(windows.select("rank", start="opened", end="closed"), ["rank"])
