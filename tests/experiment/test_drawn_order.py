@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,35 @@ def test_an_experiment_runs_in_the_drawn_order_and_says_which(
     lines = [json.loads(line) for line in (tmp_path / "a/proof.jsonl").read_text().splitlines()]
     assert lines[0]["seed"] == 7 and [line["first"] for line in lines[1:-1]] == first
     assert loop.proven(folders.read(tmp_path / "a")).to_json() == found.to_json()
+
+
+def test_who_only_decides_makes_no_pairs_for_a_narrower_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third less time in all pairs, between 10 and 55 %: shown after seven, and known badly."""
+    noise = np.array([0.0, 0.25, -0.2, 0.1, 0.15, -0.05, 0.2] * 3)[:20]
+    whole, short = (
+        prove(Machine(noise, 0.4), tmp_path / name, monkeypatch, pairs=10, seed=3, decides=decides)
+        for name, decides in (("whole", False), ("short", True))
+    )
+    assert (whole.verdict, whole.pairs) == ("faster", 10)
+    assert (short.verdict, short.pairs) == ("faster", 7)
+    assert (short.low, short.high) != (whole.low, whole.high)
+    assert loop.proven(folders.read(tmp_path / "short")).to_json() == short.to_json()
+    same = prove(Machine(noise, 0.0), tmp_path / "same", monkeypatch, pairs=10, seed=3, decides=True)
+    assert same.verdict == "cannot tell" and same.pairs == 10
+
+
+def test_a_rank_that_notices_that_its_start_is_ended_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, read = Machine(np.zeros(20), 0.0), Machine.read
+    monkeypatch.setattr(Machine, "read", lambda self, at: replace(read(self, at), exception="RuntimeError"))
+    for steps, told in ((31, []), (32, ["before", "after"]), (None, ["before", "after"])):
+        found = prove(machine, tmp_path / f"{steps}", monkeypatch, pairs=1, seed=3, steps=steps)
+        notes = [note for note in found.notes if "RuntimeError" in note]
+        assert notes == [f"starts {side} the change ended with RuntimeError" for side in told]
+        machine.order.clear()
 
 
 def test_whole_experiments_say_what_their_numbers_say(

@@ -107,6 +107,19 @@ def test_a_small_gain_takes_all_pairs() -> None:
     assert verdict(end) == "faster"
 
 
+def test_who_only_decides_stops_when_a_difference_is_shown_however_wide_its_interval() -> None:
+    wide = Estimate(7, 0.0156, -0.25, 0.15, math.inf, (-0.47, -0.11))
+    assert verdict(wide) == "faster"
+    assert not PairPlan(10, drawn=True).stops(wide)
+    assert PairPlan(10, drawn=True, decides=True).stops(wide)
+    assert not PairPlan(10, drawn=True, decides=True, early_stop=False).stops(wide)
+    untold = Estimate(7, 0.0156, -0.25, 0.15, math.inf, (-0.47, 0.01))
+    assert not PairPlan(10, drawn=True, decides=True).stops(untold)
+    too_small = Estimate(7, 0.0156, -0.004, 0.15, math.inf, (-0.03, -0.001))
+    assert verdict(too_small) == "cannot tell"
+    assert not PairPlan(10, drawn=True, decides=True).stops(too_small)
+
+
 def test_pairs_without_any_difference_are_no_division_by_zero() -> None:
     found = estimate([0.0] * 5, 0.025)
     assert (found.half, verdict(found), none_larger(found)) == (0.0, "no difference", 0.001)

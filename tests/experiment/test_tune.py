@@ -32,6 +32,7 @@ from lostflops.experiment.tune.hands import CannotTune, Hands
 from lostflops.experiment.tune.report import TuneReport
 from lostflops.finding import Finding, PredictedGain
 
+Say = Callable[[str], None]
 COMMAND = ["python", "train.py", "--name", "a b"]
 STEPS = 40
 NOISE = (0.0, 0.004, -0.003, 0.002, 0.001)
@@ -341,6 +342,34 @@ def test_runs_and_minutes_are_bounds(tmp_path: Path) -> None:
     assert loop.run(folder, COMMAND, lambda _: None, world.hands).kept
 
 
+NOISY = (0.0, 0.25, -0.2, 0.1, 0.15)  # with 40 % less time: shown after 7 pairs, and not known well
+
+
+def test_when_the_time_is_up_a_difference_that_was_shown_at_a_look_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight pairs of ten, and the look after seven had shown it; or five, and none had."""
+    monkeypatch.setattr(sys.modules[__name__], "NOISE", NOISY)
+    for pairs, stays in ((8, ["loader-workers"]), (5, [])):
+        world = World()
+
+        def prove(
+            folder: proofs.ProofFolder, say: Say, until: float, world: World = world, n: int = pairs
+        ) -> Proven:
+            assert folder.plan.decides
+            folder.plan.pairs, planned = n, folder.plan.pairs
+            world.prove(folder, say, until)
+            folder.plan.pairs, folder.plan.decides = planned, False
+            monkeypatch.setattr(loop._Loop, "until", property(lambda self: 0.0))
+            return proving.proven(folder, f"Stopped after {n} pairs: the time was up.", ended=True)
+
+        folder = state.made(tmp_path / f"out-{pairs}", state.TunePlan(COMMAND, pairs=10))
+        found = loop.run(folder, COMMAND, lambda _: None, replace(world.hands, prove=prove))
+        monkeypatch.undo()
+        monkeypatch.setattr(sys.modules[__name__], "NOISE", NOISY)
+        assert [trial.change.remedy for trial in found.kept] == stays
+
+
 def test_a_full_disk_ends_it_and_what_is_known_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -564,8 +593,9 @@ def test_a_launcher_gets_its_option(tmp_path: Path) -> None:
     made = (AppliedChange("numa-binding"), AppliedChange("cpu-threads", {"threads": 3}))
     line = changes.command_line(words, made[:1], tmp_path)
     assert line == "torchrun --numa-binding=node --nproc-per-node 2 train.py"
-    assert "OMP_NUM_THREADS=3 MKL_NUM_THREADS=3 torchrun --numa" in changes.command_line(
-        words, made, tmp_path
+    assert (
+        "OMP_NUM_THREADS=3 MKL_NUM_THREADS=3 OMP_WAIT_POLICY=PASSIVE torchrun --numa"
+        in changes.command_line(words, made, tmp_path)
     )
 
 

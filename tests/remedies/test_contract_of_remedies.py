@@ -42,7 +42,7 @@ def test_the_remedies_that_a_user_may_look_for_are_there() -> None:
         "offload-activations", "offload-parameters", "unified-memory", "batch-size", "fused-optimizer",
         "compile", "cuda-graphs", "attention-kernel", "remove-syncs", "gc-freeze", "allocator-settings",
         "pipeline-microbatches", "pipeline-schedule", "stage-balance", "tensor-inside-node",
-        "rank-exclusion", "numa-binding",
+        "rank-exclusion", "numa-binding", "omp-wait-policy",
     } <= set(REMEDIES)  # fmt: skip
 
 

@@ -53,7 +53,8 @@ class PairPlan:
     """How many pairs at most, and when to look.
 
     `see` is the share below which a difference need not be told from none, and `least` that below which one
-    is not called faster or slower. `drawn`: whether a draw says which side of a pair starts first.
+    is not called faster or slower. `decides`: whether it is enough that one is shown, however wide the
+    interval. `drawn`: whether a draw says which side of a pair starts first.
     """
 
     pairs: int
@@ -62,6 +63,7 @@ class PairPlan:
     least: float = LEAST
     more: tuple[int, ...] = ()  # pairs of each extension after the plan
     drawn: bool = False
+    decides: bool = False
 
     @property
     def looks(self) -> tuple[Look, ...]:
@@ -85,6 +87,11 @@ class PairPlan:
             Look(end, PLAIN if self.drawn and begin < TELLING else FOR_EXTENSIONS / 2**k)
             for k, (begin, end) in enumerate(pairwise(begins), start=1)
         )
+
+    def stops(self, found: Estimate) -> bool:
+        """Whether more pairs would add nothing to what a look has found."""
+        is_decided = self.decides and found.shown and abs(found.difference) >= self.least
+        return self.early_stop and (is_decided or stops(found, self.see))
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,10 @@ class JobStart:
             numbers = np.intersect1d(numbers, other.step, assume_unique=True)
         return numbers
 
+    def has_made(self, steps: int) -> bool:
+        """Whether a rank has come to the end of so many steps, whose numbers begin with 0."""
+        return max((int(rank.step.max(initial=-1)) for rank in self.ranks), default=-1) + 1 >= steps
+
     def peak(self, name: str) -> int | None:
         """The largest over ranks, bytes; None where no rank told one."""
         return max((rank.peaks[name] for rank in self.ranks if name in rank.peaks), default=None)

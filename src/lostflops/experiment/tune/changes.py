@@ -143,8 +143,15 @@ CHANGES: Mapping[str, TunedChange] = {
         "the environment, and `torch.set_num_threads` inside the process",
         "numerically close",
         _threads,
-        environment={"OMP_NUM_THREADS": "{threads}", "MKL_NUM_THREADS": "{threads}"},
+        environment={
+            "OMP_NUM_THREADS": "{threads}",
+            "MKL_NUM_THREADS": "{threads}",
+            "OMP_WAIT_POLICY": "PASSIVE",
+        },
         typed={"threads": (r"OMP_NUM_THREADS=", r"set_num_threads\(")},
+    ),
+    "omp-wait-policy": TunedChange(
+        "the environment", "bit-identical", environment={"OMP_WAIT_POLICY": "PASSIVE"}
     ),
     "gradient-accumulation": TunedChange(
         "DDP sends gradients in the last of {passes} micro-batches, inside the process",

@@ -155,7 +155,8 @@ class _Loop:
         proof, found = self._proof(place / PROOF, self.line(*self.now()), line)
         if found.interrupted:
             raise Interrupted(found.stopped)
-        if found.stopped and len(proof.pairs) < proof.plan.pairs and time.monotonic() >= self.until - 1:
+        is_cut = found.stopped and len(proof.pairs) < proof.plan.pairs and time.monotonic() >= self.until - 1
+        if is_cut and found.verdict not in ("faster", "slower"):  # neither was shown at the last look
             raise _Enough(_time(self.folder))
         kept, why = decided(found, self.folder.plan.safety)
         if found.hindered and not kept:  # `--resume` goes on with this proof
@@ -229,6 +230,7 @@ class _Loop:
                     steps=self._steps,
                     step_on=plan.step_on,
                     seed=proofs.drawn_seed(),
+                    decides=True,
                 ),
             )
         try:

@@ -67,9 +67,7 @@ def _pass(start: int, *names: str, phase: str = "backward") -> list[dict[str, An
         ),
     ],
 )
-def anomaly_detection(
-    operators: Operators, counted_steps: pl.LazyFrame, ranks: Ranks
-) -> pl.LazyFrame:
+def anomaly_detection(operators: Operators, counted_steps: pl.LazyFrame, ranks: Ranks) -> pl.LazyFrame:
     """Count the checks of gradients inside backward passes, and what their operators take on the host.
 
     On a GPU each check makes the host wait for it. The mode also keeps a traceback of each forward operator.

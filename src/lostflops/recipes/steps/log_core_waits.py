@@ -17,7 +17,8 @@ WORTH_SAYING = 0.1  # of step time: a machine that others use too keeps a thread
 MS = 1_000_000  # ns
 REMEDY = (
     "Give the job more cores (`--cpus-per-task` in Slurm, the CPU limit of the pod), or start fewer threads "
-    "(`OMP_NUM_THREADS`) and loader workers. `lostflops record --monitor` shows how busy the cores are."
+    "(`OMP_NUM_THREADS`) and loader workers. Where others use the cores, let threads sleep while they wait "
+    "(`OMP_WAIT_POLICY=PASSIVE`). `lostflops record --monitor` shows how busy the cores are."
 )
 
 
@@ -38,6 +39,10 @@ def _step(number: int, start: int, end: int, left_out: str | None = None) -> dic
         "lost": Time(
             "as much of that as can have made the step longer: no more than the GPU idled, on a CPU all of it"
         ),
+        "most": Time(
+            "what cores for all threads could save at most, since others than this one may have waited too: "
+            "as long as the GPU idled, on a CPU the whole step"
+        ),
     },
     examples=[
         Example(
@@ -53,8 +58,24 @@ def _step(number: int, start: int, end: int, left_out: str | None = None) -> dic
                 ],
             },
             expect=[
-                {"rank": 1, "step": 4, "counted": True, "step_time": 50, "core_wait": 30, "lost": 10},
-                {"rank": 1, "step": 5, "counted": False, "step_time": 90, "core_wait": 7, "lost": 7},
+                {
+                    "rank": 1,
+                    "step": 4,
+                    "counted": True,
+                    "step_time": 50,
+                    "core_wait": 30,
+                    "lost": 10,
+                    "most": 10,
+                },
+                {
+                    "rank": 1,
+                    "step": 5,
+                    "counted": False,
+                    "step_time": 90,
+                    "core_wait": 7,
+                    "lost": 7,
+                    "most": 41,
+                },
             ],
         ),
         Example(
@@ -65,7 +86,17 @@ def _step(number: int, start: int, end: int, left_out: str | None = None) -> dic
                 "ranks": [{"rank": 1, "device_kind": "cpu"}],
                 "step_log": [{"rank": 1, "step": 4, "duration": 50, "core_wait": 30, "recorded": True}],
             },
-            expect=[{"rank": 1, "step": 4, "counted": True, "step_time": 50, "core_wait": 30, "lost": 30}],
+            expect=[
+                {
+                    "rank": 1,
+                    "step": 4,
+                    "counted": True,
+                    "step_time": 50,
+                    "core_wait": 30,
+                    "lost": 30,
+                    "most": 50,
+                }
+            ],
         ),
         Example(
             "a system that does not count it",
@@ -98,9 +129,8 @@ def step_log_core_waits(
         .join(step_ledger.group_by(window).agg(idle=idle), on=window, how="left")
         .join(kind, on="rank")
         .with_columns(pl.col("counted").fill_null(False), pl.col("idle").fill_null(0))
-        .with_columns(
-            lost=pl.min_horizontal("core_wait", pl.when("on_host").then("step_time").otherwise("idle"))
-        )
+        .with_columns(most=pl.when("on_host").then("step_time").otherwise("idle"))
+        .with_columns(lost=pl.min_horizontal("core_wait", "most"))
         .select(*step_log_core_waits.columns)
         .sort(window)
     )
@@ -108,12 +138,12 @@ def step_log_core_waits(
 
 def _row(step: int, core_wait: int) -> dict[str, object]:
     return {"rank": 0, "step": step, "counted": True, "step_time": 40 * MS, "core_wait": core_wait * MS,
-            "lost": core_wait * MS}  # fmt: skip
+            "lost": core_wait * MS, "most": 40 * MS}  # fmt: skip
 
 
 @step_log_core_waits.finding(
     name="waits-for-a-core",
-    also=("cpu-threads",),
+    also=("cpu-threads", "omp-wait-policy"),
     verdict=Verdict("Short of processor cores", "waiting for one"),
     examples=[
         Shows(
@@ -144,12 +174,12 @@ def a_core_is_missing(table: pl.DataFrame) -> Iterator[Finding]:
         name="waits-for-a-core",
         claim=f"The training thread waits {milliseconds(per_step)} per step ({percent(lost, whole)}) for a "
         "processor core: others use them, or a CPU limit holds it back.",
-        ns_per_step=per_step,
+        ns_per_step=int(counted["most"].sum()) // counted.height,
         cost_per_step=per_step,
         gain="at most",
         evidence=(
             f"Linux counts {milliseconds(waited)} per step in which the thread could run and had no core",
-            "operators and pauses both look longer for it",
+            "operators and pauses both look longer for it, and threads beside this one may wait as well",
             *((f"the most on rank {worst['rank']}: {milliseconds(worst['per_step'])} per step",) * several),
         ),
         next=REMEDY,

@@ -1,4 +1,4 @@
-"""No more threads than the process has cores."""
+"""No more threads than the process has cores, which sleep while they wait."""
 
 from lostflops.remedies.remedy import Change, Remedy
 from lostflops.remedies.snippet import python, shell
@@ -8,12 +8,14 @@ REMEDY = Remedy(
     does="Each process starts as many threads as it has cores, so that none of them waits for another.",
     changes={
         "pytorch": Change(
-            says="Give each process as many threads as it has cores: `OMP_NUM_THREADS=4`.",
+            says="Give each process as many threads as it has cores, and let them sleep while they wait: "
+            "`OMP_NUM_THREADS=4 OMP_WAIT_POLICY=PASSIVE`.",
             snippets=(
-                shell("OMP_NUM_THREADS=4 torchrun --nproc-per-node=8 train.py"),
+                shell("OMP_NUM_THREADS=4 OMP_WAIT_POLICY=PASSIVE torchrun --nproc-per-node=8 train.py"),
                 python("torch.set_num_threads(4)  # or in the script, at its start"),
             ),
-            note="Cores of the machine over processes on it; torchrun sets 1 where nothing is set.",
+            note="Cores of the machine over processes on it; torchrun sets 1 where nothing is set. As many "
+            "threads as cores spin where more of them would not.",
         ),
     },
     safety="numerically close",

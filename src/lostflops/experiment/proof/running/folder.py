@@ -60,6 +60,7 @@ class PlanLine(msgspec.Struct):
     steps: int | None = None
     step_on: tuple[str, str | None] | None = None
     seed: int | None = None  # draws which side of a pair starts first; None: A B, B A, in a fixed order
+    decides: bool = False  # it is enough that a difference is shown, however wide its interval
 
     @property
     def stepping(self) -> StepOn | None:
@@ -85,7 +86,9 @@ class ProofFolder:
     def paired(self) -> PairPlan:
         plan = self.plan
         drawn = plan.seed is not None
-        return PairPlan(plan.pairs, plan.early_stop, plan.see, plan.least, tuple(self.more), drawn)
+        return PairPlan(
+            plan.pairs, plan.early_stop, plan.see, plan.least, tuple(self.more), drawn, plan.decides
+        )
 
     def sides(self, pairs: int) -> list[tuple[Side, Side]]:
         """The sides of each of the first pairs, in the order in which they start."""

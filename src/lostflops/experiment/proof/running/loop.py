@@ -124,7 +124,7 @@ def _at_last_look(folder: ProofFolder) -> _Measured | None:
         if look.pairs > len(folder.pairs):
             return found
         found = _measured(folder, look)
-        if plan.early_stop and paired.stops(found.estimate, plan.see):
+        if plan.stops(found.estimate):
             break
     for look in plan.extensions:
         if look.pairs <= len(folder.pairs):
@@ -182,11 +182,10 @@ def _run_pairs(folder: ProofFolder, say: Say, until: float | None) -> tuple[str,
             why = f"Pair {number} is not whole: {error.message}"
             return f"Stopped after {_pairs(len(folder.pairs))}. {why}", False
         look = looks.get(len(folder.pairs))
-        if look and not plan.more and len(folder.pairs) < plan.pairs:
-            found = _measured(folder, look).estimate
-            if paired.stops(found, plan.see):
-                say(f"sure after {_pairs(len(folder.pairs))}")
-                break
+        is_early = not plan.more and len(folder.pairs) < plan.pairs
+        if look and is_early and plan.stops(_measured(folder, look).estimate):
+            say(f"sure after {_pairs(len(folder.pairs))}")
+            break
     return "", False
 
 
@@ -261,7 +260,10 @@ def _notes(folder: ProofFolder, measured: _Measured, done: int) -> list[str]:
     if done > used:
         found.append(f"{_pairs(done)} were finished; the interval is that of the last look, after {used}")
     for side, of in zip(SIDES, (measured.before, measured.after), strict=True):
-        raised = sorted({start.exception for start in of if start.exception})
+        # A start is ended when it has made the steps that it is to make, and a rank of it may notice.
+        steps = folder.plan.steps
+        own = (start for start in of if steps is None or not start.has_made(steps))
+        raised = sorted({start.exception for start in own if start.exception})
         if raised:
             found.append(f"starts {_named(side)} ended with {', '.join(map(shown, raised))}")
         if torn := sum(start.torn for start in of):
