@@ -93,17 +93,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """One documented table; `record_with` tells a user how to get it when it is absent.
-
-    What a host thread does (`on_host`) belongs to the step that the host is in, which the device may still be
-    far from.
-    """
+    """One documented table; `record_with` tells a user how to get it when it is absent."""
 
     name: str
     row: str
     columns: tuple[Column, ...]
     record_with: str
-    on_host: bool = False
 
     @property
     def schema(self) -> dict[str, DType]:
@@ -243,7 +238,6 @@ LAUNCHES = Table(
         Column("return_code", Id("0 is success; null when not recorded", pl.Int32)),
     ),
     "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`, or `nsys profile -t cuda`",
-    on_host=True,
 )
 
 OPERATORS = Table(
@@ -259,7 +253,6 @@ OPERATORS = Table(
         Column("phase", Name("forward, backward, recompute or optimizer; null when unknown", PHASE)),
     ),
     "`activities=[ProfilerActivity.CPU, …]`, or `nsys profile -t nvtx` under `emit_nvtx()`",
-    on_host=True,
 )
 
 RANGES = Table(
@@ -275,7 +268,6 @@ RANGES = Table(
         Column("complete", Flag("false when the recording ended inside the range")),
     ),
     "`torch.profiler.record_function(…)`, or `nsys profile -t nvtx` with NVTX ranges in the code",
-    on_host=True,
 )
 
 COLLECTIVES = Table(
@@ -318,7 +310,6 @@ FRAMES = Table(
         Column("name", Name("file(line): function, or 'nn.Module: Linear_3'", NAME), required=True),
     ),
     "`lostflops record --what cuda,shapes,python -- COMMAND`, or `with_stack=True`",
-    on_host=True,
 )
 
 ALLOCATIONS = Table(
@@ -335,7 +326,6 @@ ALLOCATIONS = Table(
         Column("stack", Text("functions from the outermost to the innermost, with ';' between", NAME)),
     ),
     "`profile_memory=True`, `torch.cuda.memory._dump_snapshot(…)`, or `nsys … --cuda-memory-usage=true`",
-    on_host=True,
 )
 
 COUNTERS = Table(
@@ -366,7 +356,6 @@ OS_CALLS = Table(
         Column("system_call", Flag("true for a system call, false for one of the C library's")),
     ),
     "`nsys profile -t osrt`, or `-t syscall`",
-    on_host=True,
 )
 
 LIBRARY_CALLS = Table(
@@ -384,7 +373,6 @@ LIBRARY_CALLS = Table(
         Column("received", Bytes("bytes that it takes")),
     ),
     "`nsys profile -t mpi,ucx,cublas,cudnn,openmp,openacc,nvvideo`, whichever the job uses",
-    on_host=True,
 )
 
 FILE_ACCESSES = Table(
@@ -398,7 +386,6 @@ FILE_ACCESSES = Table(
         Column("bytes", Bytes("bytes that were read or written")),
     ),
     "`nsys profile -t osrt --osrt-file-access=true`",
-    on_host=True,
 )
 
 THREAD_STATES = Table(
@@ -413,7 +400,6 @@ THREAD_STATES = Table(
         Column("role", Name("autograd, loader or NCCL, as PyTorch names its threads; null for others", NAME)),
     ),
     "`nsys profile --cpuctxsw=process-tree`",
-    on_host=True,
 )
 
 SAMPLES = Table(
@@ -428,7 +414,6 @@ SAMPLES = Table(
         Column("stack", Text("functions from the outermost to the innermost, with ';' between", NAME)),
     ),
     "`nsys profile -s process-tree`",
-    on_host=True,
 )
 
 PAGE_FAULTS = Table(

@@ -10,7 +10,7 @@ import polars as pl
 from lostflops import units
 from lostflops.errors import BadOption, NothingExported, shown
 from lostflops.session import Session, Skipped
-from lostflops.store.trace import Trace
+from lostflops.store.trace import ON_HOST, Trace
 from lostflops.tables import TABLES
 
 
@@ -33,7 +33,7 @@ class RunPart:
         frame = (self.trace if rank is None else self._of_rank(rank)).table(name)
         if frame is None:
             return None
-        frame = self._of(frame, rank, TABLES[name].on_host)
+        frame = self._of(frame, rank, name in ON_HOST)
         return frame if columns is None else frame.select(columns)
 
     def rows(self, name: str, rank: int, columns: list[str] | None = None) -> pl.DataFrame | None:

@@ -38,6 +38,11 @@ from . import parts
 from .parts import StoredPart
 
 FORMAT = 5
+# What a host thread does is of the step that the host is in, which the device may still be far from.
+ON_HOST = frozenset(
+    {"launches", "operators", "ranges", "frames", "allocations", "os_calls", "library_calls"}
+    | {"file_accesses", "thread_states", "samples"}
+)
 # A folder that is being filled. One that has not been touched for a day is what a killed import left.
 UNFINISHED = ".importing-"
 ABANDONED_AFTER = 86_400
@@ -257,7 +262,7 @@ class Trace:
         if name == "steps":
             frame = frame.with_columns(chosen=pl.lit(self.steps is not None))
         with self.reading():  # the columns of a slice are looked at
-            return self._of_ranks(frame) if name == "ranks" else self.cut(frame, TABLES[name].on_host)
+            return self._of_ranks(frame) if name == "ranks" else self.cut(frame, name in ON_HOST)
 
     @property
     def whole(self) -> Self:

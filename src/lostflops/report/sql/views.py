@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lostflops.store import parts
-from lostflops.store.trace import Trace
+from lostflops.store.trace import ON_HOST, Trace
 from lostflops.tables import TABLES
 
 DURATION = "duration"
@@ -77,7 +77,7 @@ def _sliced(trace: Trace, name: str, source: str) -> str:
         if "step" in columns:
             conditions.append("step BETWEEN {} AND {}".format(*trace.steps))
         else:
-            limits = _values(trace.extent(TABLES[name].on_host).iter_rows())
+            limits = _values(trace.extent(name in ON_HOST).iter_rows())
             kept += f" JOIN {limits} AS chosen(rank, first, last) USING (rank)"
             conditions.append('"start" < last AND ("end" > first OR "start" >= first)')
     return f"{kept} WHERE {' AND '.join(conditions)}" if conditions else source
