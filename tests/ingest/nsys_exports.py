@@ -68,6 +68,7 @@ DEFINITIONS = {
     "CUBLAS_EVENTS": "start end eventClass globalTid nameId",
     "NET_NIC_METRIC": "start end globalId portId metricsListId metricsIdx value",
     "NET_IB_SWITCH_METRIC": "start end globalId portId metricsListId metricsIdx value",
+    "NET_ETH_SWITCH_METRIC": "start end globalId portId metricsListId metricsIdx value",
     "TARGET_INFO_NETWORK_METRICS": "metricsListId metricsIdx name* description* unit*",
     "CUDA_GRAPH_NODE_EVENTS": "start end eventClass globalTid nameId graphNodeId originalGraphNodeId",
     "GPU_METRICS": "rawTimestamp timestamp typeId metricId value",

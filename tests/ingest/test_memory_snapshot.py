@@ -153,3 +153,34 @@ def test_a_snapshot_in_a_folder_of_traces_is_left_alone(tmp_path: Path) -> None:
     assert job.find([written(tmp_path, SNAPSHOT)]) != []
     with pytest.raises(Exception, match="no trace"):
         job.find([tmp_path])
+
+
+DEEP = b"]" * 50_000 + b"a" * 49_999  # a list in a list in a list, as a pickle's instructions
+LARGE = 2**62
+OF_BLOCKS = {"address": 2**64 - 8, "total_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("segments", "events"),
+    [
+        ([], [event("alloc", 1, 1, LARGE)]),
+        ([], [event("alloc", 1, 8, 5), event("alloc", 2, LARGE, 6), event("alloc", 3, LARGE, 7)]),
+        ([], [event("alloc", 2**70, 8, -5)]),
+        ([{**OF_BLOCKS, "device": 2**40, "blocks": [{"size": 8, "state": "active_allocated"}]}], []),
+        ([{**OF_BLOCKS, "blocks": [{"size": 8, "state": "active_allocated"}] * 2}], []),
+        ([], [event("alloc", 1, 8, 5, [{"filename": "DEEP", "name": 7, "line": "x"}])]),
+        ([], [event("alloc", 1, 8, 5, [[], None, 3])]),
+        (7, {"alloc": 1}),
+    ],
+)
+def test_impossible_numbers_and_types_are_left_out(segments: object, events: object, tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    content = pickle.dumps({"segments": segments, "device_traces": [events]}, protocol=3)
+    path.write_bytes(content.replace(b"X\x04\x00\x00\x00DEEP", DEEP))
+    try:
+        rows = job.open(path, output=tmp_path / "RUN").table("allocations")
+    except NotATrace as error:
+        assert "neither a history nor a block" in error.message
+    else:
+        assert rows is not None
+        assert all(0 <= total <= 16 for (total,) in rows.select("allocated").collect().rows())

@@ -13,6 +13,7 @@ import polars as pl
 from lostflops import run_folder
 from lostflops.errors import DifferentJobs, LostflopsError, NothingRecorded, SameRankTwice
 from lostflops.ingest import formats, processes
+from lostflops.ingest.groups import members
 from lostflops.ingest.part import Part, held_table
 from lostflops.ingest.steps import counted, numbering
 from lostflops.ingest.times import clocks
@@ -28,6 +29,11 @@ EARLIEST_UTC = 10**18
 LARGEST_CORRECTION = 24 * 3600 * 10**9
 # Clocks drift by less than this, and ranks leave a collective within that; no two runs are so alike.
 LARGEST_DRIFT, LARGEST_SCATTER = 1e-4, 50_000
+UNKNOWN_PEERS = "messages to or from unknown ranks"
+WHY_UNKNOWN = (
+    "the recording numbers the members of each communicator: give the files of all of them, or record from "
+    "where communicators are made"
+)
 
 # Per rank its recordings: on which clock, from when to when.
 Spans = Mapping[int, Sequence[tuple[str, int, int]]]
@@ -58,6 +64,7 @@ def assemble(
     quality = [*notes]
     _require_different_sessions(flat)
     epochs = _epochs(flat, quality) if len(sources) > 1 else [0] * len(flat)
+    members.forget_smaller_worlds(parts, names)
     ranks = _numbered(parts, names, epochs, quality)
     hosts = _hosts(flat)
     recordings: dict[int, list[int]] = {}
@@ -67,16 +74,18 @@ def assemble(
     rows: list[dict[str, Any]] = []
     steps: list[pl.DataFrame] = []
     held: Held = {}
+    joined = members.members(parts, ranks)
     for rank in dict.fromkeys(ranks):
         mine = recordings[rank]
         # A run moves the times of a rank by one offset, that of its first recording.
         shifts = [epochs[n] - epochs[mine[0]] for n in mine]
         recorded = [(parts[n], shift) for n, shift in zip(mine, shifts, strict=True)]
-        steps += _place(folder, rank, recorded, held, quality)
+        steps += _place(folder, rank, recorded, held, joined, quality)
         part = parts[mine[0]]
         rows.append(
             {
                 **{k: v for k, v in part.facts.items() if k in RANKS.schema},
+                "groups": members.told(part.facts.get("groups"), joined),
                 "rank": rank,
                 "start": part.start,
                 "end": max(parts[n].end + shift for n, shift in zip(mine, shifts, strict=True)),
@@ -131,7 +140,12 @@ def _epochs(flat: list[tuple[Source, Part]], quality: list[Quality]) -> list[int
 
 
 def _place(
-    folder: Path, rank: int, recordings: list[tuple[Part, int]], held: Held, quality: list[Quality]
+    folder: Path,
+    rank: int,
+    recordings: list[tuple[Part, int]],
+    held: Held,
+    joined: members.Members,
+    quality: list[Quality],
 ) -> list[pl.DataFrame]:
     """Move the tables of a rank's recordings into the run, or to those `held` in memory, their times shifted.
 
@@ -142,7 +156,8 @@ def _place(
     for number, (part, shift) in enumerate(recordings):
         for name in part.tables:
             written, frame = Path(part.folder) / f"{name}.parquet", held_table(part, name)
-            if name != "steps" and not shift:
+            by_place = name == "collectives" and part.peers_by_place
+            if name != "steps" and not shift and not by_place:
                 if frame is not None:
                     held.setdefault(name, []).append((rank, number, frame))
                     continue
@@ -152,6 +167,9 @@ def _place(
                 continue
             large = frame is None
             frame = pl.read_parquet(written, glob=False) if frame is None else frame
+            if by_place:
+                frame, unknown = members.joined(frame, joined)
+                quality += [Quality(rank, UNKNOWN_PEERS, unknown, WHY_UNKNOWN)] if unknown else []
             frame = frame.with_columns(pl.col(TABLES[name].times) + shift)
             if name == "steps" and frame.height:
                 lowest = int(frame["step"].min())  # pyright: ignore[reportArgumentType]

@@ -32,6 +32,16 @@ class Process(msgspec.Struct, frozen=True):
     steps: tuple[int, int] | None = None  # the first and last number that a profiler gave
 
 
+class Place(msgspec.Struct, frozen=True):
+    """What a rank tells of a group that numbers its members: where it stands and how many they are, if its
+    recording shows how it joined, and to which places it sends and from which it receives."""
+
+    place: int | None = None
+    size: int | None = None
+    sends: frozenset[int] = frozenset()
+    receives: frozenset[int] = frozenset()
+
+
 class Part(msgspec.Struct):
     """What a reader learned about one rank of one file. Its tables lie in `folder`, without `rank`.
 
@@ -57,6 +67,10 @@ class Part(msgspec.Struct):
     # Its tables go to a rank that other sources tell of, by number or host; of the rank it says nothing then.
     beside: bool = False
     process: Process | None = None
+    # What it says of each group that numbers its members.
+    places: dict[str, Place] = {}
+    # A `peer` of its collectives is such a place, which is a rank only once all files of the job are read.
+    peers_by_place: bool = False
 
 
 WRITERS = 2  # large tables at a time

@@ -32,6 +32,11 @@ HELD = {"segment_alloc": 1, "segment_free": -1, "segment_map": 1, "segment_unmap
 # Of a path the part after the installed packages is kept, else the file's name alone.
 _INSTALLED = re.compile(r"^.*[\\/](?:site-packages|dist-packages|python\d+\.\d+t?)[\\/]")
 DEEPEST = 64  # frames of a stack that are kept, the innermost ones
+UNKNOWN = "(unknown)"
+# No allocator gives out more bytes at once, no clock counts more microseconds, and no table holds a device
+# beyond. Sums and products of these are numbers of 64 bits.
+MOST_BYTES, LATEST, LAST_DEVICE = 2**45, 2**52, 2**31 - 1
+BITS = 2**64 - 1
 EVENT = {
     "device": pl.Int64,
     "action": pl.String,
@@ -86,17 +91,17 @@ def read(path: Path, folder: Path) -> list[Part]:
 
 
 def _events(traces: object, stacks: dict[int, str | None]) -> Iterator[tuple[Any, ...]]:
-    for device, trace in enumerate(_list(traces)):
+    for device, trace in enumerate(_list(traces)[: LAST_DEVICE + 1]):
         for number, event in enumerate(_list(trace)):
             if isinstance(event, dict):
                 entry = cast("Mapping[str, Any]", event)
-                time = _int(entry.get("time_us"))
+                time = _number(entry.get("time_us"), LATEST)
                 # Without times the order is all there is.
                 yield (
                     device,
                     entry.get("action") if isinstance(entry.get("action"), str) else None,
-                    _int(entry.get("addr")),
-                    _int(entry.get("size")),
+                    _address(entry.get("addr")),
+                    _number(entry.get("size"), MOST_BYTES),
                     number if time is None else 1000 * time,
                     _stack(entry.get("frames"), stacks),
                 )
@@ -108,27 +113,27 @@ def _blocks(segments: object, stacks: dict[int, str | None]) -> Iterator[tuple[A
         if not isinstance(found, dict):
             continue
         segment = cast("Mapping[str, Any]", found)
-        device = _int(segment.get("device")) or 0
+        device = _number(segment.get("device"), LAST_DEVICE) or 0
         yield (
             device,
             "segment_alloc",
-            _int(segment.get("address")),
-            _int(segment.get("total_size")),
+            _address(segment.get("address")),
+            _number(segment.get("total_size"), MOST_BYTES),
             0,
             None,
         )
-        place = _int(segment.get("address"))
+        place = _address(segment.get("address"))
         for block in _list(segment.get("blocks")):
             if not isinstance(block, dict):
                 continue
             known = cast("Mapping[str, Any]", block)
-            size, address = _int(known.get("size")), _int(known.get("address"))
+            size, address = _number(known.get("size"), MOST_BYTES), _address(known.get("address"))
             address = place if address is None else address
             if known.get("state") == "active_allocated":
-                asked = _int(known.get("requested_size"))
+                asked = _number(known.get("requested_size"), MOST_BYTES)
                 frames = _stack(known.get("frames"), stacks)
                 yield (device, "alloc", address, size if asked is None else asked, 0, frames)
-            place = None if address is None or size is None else address + size
+            place = None if address is None or size is None else _address((address + size) & BITS)
 
 
 def _with_totals(events: pl.DataFrame, blocks: pl.DataFrame) -> tuple[pl.DataFrame, int]:
@@ -212,21 +217,27 @@ def _stack(frames: object, stacks: dict[int, str | None]) -> str | None:
 
 
 def _frame(frame: Mapping[str, Any]) -> str:
-    file, name = str(frame.get("filename")), str(frame.get("name"))
+    file, name = (
+        text if isinstance(text, str) else UNKNOWN for text in (frame.get("filename"), frame.get("name"))
+    )
     inside = _INSTALLED.sub("", file)
     short = inside if inside != file else re.split(r"[\\/]", file)[-1]
-    return f"{short}({_int(frame.get('line')) or 0}): {name}".replace(";", ",")
+    return f"{short}({_number(frame.get('line'), LAST_DEVICE) or 0}): {name}".replace(";", ",")
 
 
 def _list(value: object) -> Sequence[object]:
     return cast("Sequence[object]", value) if isinstance(value, list) else ()
 
 
-def _int(value: object) -> int | None:
-    """A whole number that fits a column; an address beyond that keeps its bits."""
-    if type(value) is not int or not 0 <= value < 2**64:
-        return None
-    return value - 2**64 if value >= 2**63 else value
+def _number(value: object, most: int) -> int | None:
+    """A whole number from 0 to `most`."""
+    return value if type(value) is int and 0 <= value <= most else None
+
+
+def _address(value: object) -> int | None:
+    """An address; one that a column cannot hold keeps its bits."""
+    found = _number(value, BITS)
+    return found - 2**64 if found is not None and found >= 2**63 else found
 
 
 def _asked(asked: Reading) -> list[Part]:

@@ -16,6 +16,8 @@ ACCESS = {
     3: "CUPTI_ACTIVITY_UNIFIED_MEMORY_ACCESS_TYPE_ATOMIC",
     4: "CUPTI_ACTIVITY_UNIFIED_MEMORY_ACCESS_TYPE_PREFETCH",
 }
+# Two samples further apart than so many times the usual have lost others between them.
+WITHOUT_LOSS = 1.5
 
 
 def os_calls(export: Export, process: int, orphans: bool, quality: list[Quality]) -> pl.DataFrame:
@@ -38,9 +40,15 @@ def os_calls(export: Export, process: int, orphans: bool, quality: list[Quality]
     return pl.concat(found)
 
 
-def allocations(export: Export, process: int | None, orphans: bool, quality: list[Quality]) -> pl.DataFrame:
+def allocations(
+    export: Export, process: int | None, orphans: bool, work: pl.DataFrame, quality: list[Quality]
+) -> pl.DataFrame:
     """Device and pinned memory as the CUDA driver gave it out: a caching allocator's own use is not
-    visible."""
+    visible.
+
+    How much is allocated in all is known where the recording saw a device from its first allocation on:
+    `work` (device, start) is what ran there.
+    """
     rows = export.read("CUDA_GPU_MEMORY_USAGE_EVENTS", process=process, orphans=orphans)
     rows = usable(rows.with_columns(end=pl.col("start")), "memory events", quality).sort(
         "start", maintain_order=True
@@ -50,17 +58,26 @@ def allocations(export: Export, process: int | None, orphans: bool, quality: lis
         number for number, name in memory.items() if name.rpartition("_KIND_")[2] in ("PAGEABLE", "PINNED")
     ]
     freed = pl.col("memoryOperationType") == 1
+    before = pl.col("memoryOperationType").shift(1).over("address")
     # A free repeats the size or says 0: what counts is the size of the allocation at that address.
     given = pl.when(~freed).then("bytes").forward_fill().over("address")
     signed = pl.when(freed).then(-given.fill_null(pl.col("bytes"))).otherwise("bytes")
-    return (
+    first = work.group_by("device").agg(_worked=pl.col("start").min())
+    known = (
         rows.filter(pl.col("bytes").is_between(0, 2**60), pl.col("memoryOperationType").is_in([0, 1]))
         .with_columns(device=pl.when(~pl.col("memKind").fill_null(2).is_in(on_host)).then("deviceId"))
-        .with_columns(bytes=signed)
-        .select(
-            "start", "end", "device", "address", "bytes", allocated=pl.col("bytes").cum_sum().over("device")
-        )
+        .with_columns(bytes=signed, _older=freed & before.is_null(), _again=freed & (before == 1))
+        .filter(~pl.col("_again").fill_null(False))
+        .join(first, on="device", how="left", maintain_order="left")
     )
+    late = (pl.col("_worked") < pl.col("start").min()).any()
+    whole = ~(pl.col("_older").any() | late).over("device")
+    told = known.with_columns(allocated=pl.when(whole).then(pl.col("bytes").cum_sum().over("device")))
+    unknown = told["allocated"].null_count()
+    if unknown:
+        text = "memory was given out before the recording began: how much is allocated in all is not known"
+        quality.append(Quality(None, "memory events without totals", unknown, text, "note", told.height))
+    return told.select("start", "end", "device", "address", "bytes", "allocated")
 
 
 def page_faults(export: Export, process: int | None, orphans: bool, quality: list[Quality]) -> pl.DataFrame:
@@ -93,7 +110,8 @@ def page_faults(export: Export, process: int | None, orphans: bool, quality: lis
 def gpu_metrics(export: Export, quality: list[Quality]) -> pl.DataFrame:
     """Samples of all GPUs of the machine, each holding since the one before it, with `gpu_id`.
 
-    The unit stands in brackets at the end of a metric's name.
+    Where samples were lost, the next one holds for the usual time between two. The unit stands in brackets at
+    the end of a metric's name.
     """
     names = export.read("TARGET_INFO_GPU_METRICS").unique(["typeId", "metricId"], keep="first")
     taken = export.read("GPU_METRICS").drop_nulls()
@@ -110,6 +128,7 @@ def gpu_metrics(export: Export, quality: list[Quality]) -> pl.DataFrame:
     )
     before = pl.col("timestamp").shift(1).over("typeId", "metricId")
     period = pl.col("timestamp").diff().median().over("typeId", "metricId").cast(pl.Int64)
+    near_enough = pl.col("timestamp") - before <= WITHOUT_LOSS * period
     name = pl.col("metricName").fill_null(pl.format("metric {}", "metricId"))
     return (
         samples.with_columns(
@@ -117,7 +136,7 @@ def gpu_metrics(export: Export, quality: list[Quality]) -> pl.DataFrame:
         )
         .unnest("_name")
         .select(
-            start=pl.coalesce(before, pl.col("timestamp") - period),
+            start=pl.when(near_enough).then(before).otherwise(pl.col("timestamp") - period),
             end="timestamp",
             gpu_id=pl.col("typeId") & 0xFF,
             metric=pl.col("metric").cast(NAME),

@@ -14,14 +14,16 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops.ingest.attribution import OperatorTree
+from lostflops.ingest.part import Place
 from lostflops.naming.classification import collective_kind
 from lostflops.tables import FAMILY, NAME
 
 PAYLOAD = {
     "communicator": r"nccl communicator id|communicator hash|comm ?hash|communicator id",
-    "bytes": r"message size \[bytes\]|message size",
+    "bytes": r"message size \[bytes\]|message size|bytes",  # the last until NCCL 2.22
     "size": r"no\. of ranks|number of ranks|nranks",
     "rank": r"rank",
+    "peer": r"peer rank|peer",
     "device": r"cuda device",
     "operation": r"operation ?id",
     "count": r"count",
@@ -34,8 +36,8 @@ DTYPES = {
 ANNOTATIONS = ("nccl:", "rccl:")
 OPERATORS = ("c10d::", "_c10d_functional::", "c10d_functional::")
 COLUMNS = (
-    "start", "end", "device", "arrival", "kind", "library", "group", "group_size", "bytes_in", "bytes_out",
-    "dtype", "sequence", "evidence", "stream", "correlation", "name",
+    "start", "end", "device", "arrival", "kind", "library", "group", "group_size", "peer", "bytes_in",
+    "bytes_out", "dtype", "sequence", "evidence", "stream", "correlation", "name",
 )  # fmt: skip
 
 
@@ -46,7 +48,7 @@ def payloads(calls: pl.DataFrame) -> pl.DataFrame:
     )
     dtype = dtype.str.replace_all("_", "")
     calls = calls.with_columns(_number(field, names) for field, names in PAYLOAD.items()).with_columns(
-        pl.col("rank", "size", "device", "bytes", "count", "operation").cast(pl.Int64, strict=False),
+        pl.col("rank", "peer", "size", "device", "bytes", "count", "operation").cast(pl.Int64, strict=False),
         dtype=pl.when(dtype.is_in(list(DTYPES))).then(dtype),
     )
     element = pl.col("dtype").replace_strict(DTYPES, default=None, return_dtype=pl.Int64)
@@ -85,6 +87,40 @@ def communicators(calls: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def called(communicator: str) -> str:
+    """What a communicator is called as a group."""
+    return f"NCCL communicator {communicator}"
+
+
+def places(joined: pl.DataFrame, calls: pl.DataFrame) -> dict[str, Place]:
+    """What a rank says of each communicator that it joined or used: `joined` are those that it joined."""
+    own: dict[str, set[tuple[int, int | None]]] = {}
+    for communicator, size, place in joined.select("communicator", "size", "rank").iter_rows():
+        own.setdefault(communicator, set()).add((place, size))
+    kinds = _kinds(calls["name"].unique().to_list())
+    kind = pl.col("name").replace_strict(kinds, default=None, return_dtype=pl.String)
+
+    def peers(of: str) -> pl.Expr:
+        return pl.col("peer").filter(kind == of, pl.col("peer") >= 0).unique()
+
+    used = (
+        calls.filter(pl.col("communicator").is_not_null())
+        .group_by("communicator")
+        .agg(
+            peers("send").alias("sends"),
+            peers("receive").alias("receives"),
+            # Where NCCL is traced on its own, each call says who makes it.
+            pl.col("rank").filter(pl.col("rank") >= 0).unique().alias("ranks"),
+        )
+    )
+    found: dict[str, Place] = {}
+    for communicator, sends, receives, ranks in used.sort("communicator").iter_rows():
+        stated = own.get(communicator) or {(rank, None) for rank in ranks}
+        place, size = next(iter(stated)) if len(stated) == 1 else (None, None)
+        found[called(communicator)] = Place(place, size, frozenset(sends), frozenset(receives))
+    return found
+
+
 def episodes(calls: pl.DataFrame) -> pl.DataFrame:
     """Groups of calls that share a launch: thread, start, end, kind, communicator, bytes, …
 
@@ -109,18 +145,26 @@ def episodes(calls: pl.DataFrame) -> pl.DataFrame:
     # lowest.
     ordered = ordered.with_columns(
         _level=pl.col("_level") - pl.min_horizontal(0, pl.col("_level").cum_min().over("thread"))
-    ).with_columns(_before=pl.col("_level").shift(1, fill_value=0).over("thread"))
+    ).with_columns(
+        _before=pl.col("_level").shift(1, fill_value=0).over("thread"),
+        # A call may make others: until NCCL 2.22 a send is a group of its own.
+        _in_call=_within("end"),
+        _kind=pl.when(~_within(pl.when(pl.col("_kind").is_not_null()).then("end"))).then("_kind"),
+    )
     one = pl.col("_kind").drop_nulls()
     sent = pl.col("bytes").filter(pl.col("_kind") == "send").sum()
     received = pl.col("bytes").filter(pl.col("_kind") == "receive").sum()
     described = pl.col("bytes").filter(pl.col("_kind").is_not_null())
+    sized = (described.len() > 0) & described.is_not_null().all()
+    in_parts = sized & one.is_in(["send", "receive"]).all()
+    peers = pl.col("peer").filter(pl.col("_kind").is_not_null())
 
     def only(column: str) -> pl.Expr:
         values = pl.col(column).drop_nulls().unique()
         return pl.when(values.len() == 1).then(values.first()).alias(column)
 
     return (
-        ordered.with_columns(_episode=(pl.col("_before") == 0).cum_sum())
+        ordered.with_columns(_episode=((pl.col("_before") == 0) & ~pl.col("_in_call")).cum_sum())
         .group_by("_episode", "thread", maintain_order=True)
         .agg(
             pl.col("start").min(),
@@ -133,12 +177,22 @@ def episodes(calls: pl.DataFrame) -> pl.DataFrame:
             .then(one.first())
             .when(one.is_in(["send", "receive"]).all() & (one.n_unique() == 2))
             .then(pl.lit("send-receive")),
-            message=pl.when((described.len() > 0) & described.is_not_null().all()).then(described.sum()),
-            sent=pl.when(described.is_not_null().all()).then(sent),
-            received=pl.when(described.is_not_null().all()).then(received),
+            peer=pl.when((one.n_unique() == 1) & peers.is_not_null().all() & (peers.n_unique() == 1)).then(
+                peers.first()
+            ),
+            message=pl.when(sized).then(described.sum()),
+            sent=pl.when(in_parts).then(sent),
+            received=pl.when(in_parts).then(received),
         )
         .drop("_episode")
     )
+
+
+def _within(ends: pl.Expr | str) -> pl.Expr:
+    """Whether a row begins before one of its thread's earlier ones, of those with an end, is over."""
+    ends = pl.col(ends) if isinstance(ends, str) else ends
+    latest = ends.cum_max().forward_fill().shift(1).over("thread")
+    return (pl.col("start") < latest).fill_null(False)
 
 
 class Surroundings:
@@ -266,25 +320,32 @@ def _described(rows: pl.DataFrame, least: pl.Expr) -> pl.DataFrame:
         pl.when(payload & pl.col("operation").is_not_null()).then(1).when(payload).then(2).when(host).then(3)
     )
     by_parts = pl.col("kind").is_in(["all-to-all", "send-receive"])
+    # A call for an all-to-all says what it sends to one rank; frameworks send and receive the parts.
+    at_once = (pl.col("kind") == "all-to-all") & (pl.col("kind_called") == "all-to-all")
     same = pl.col("kind").is_in(["all-reduce", "broadcast", "reduce", "barrier"])
     return (
         rows.with_columns(kind=kind, evidence=evidence.otherwise(least).cast(pl.Int8))
         .with_columns(
             arrival="start",
-            group="NCCL communicator " + pl.col("communicator"),
+            group=pl.lit(called("")) + pl.col("communicator"),
             group_size="size",
+            peer=pl.when(pl.col("kind").is_in(["send", "receive"])).then("peer"),
             sequence="operation",
             bytes_in=pl.when(same | pl.col("kind").is_in(["all-gather", "send"]))
             .then("message")
             .when(pl.col("kind") == "reduce-scatter")
             .then(whole)
-            .when(by_parts & (pl.col("sent") > 0))
+            .when(at_once)
+            .then(whole)
+            .when(by_parts)
             .then("sent"),
             bytes_out=pl.when(same | pl.col("kind").is_in(["reduce-scatter", "receive"]))
             .then("message")
             .when(pl.col("kind") == "all-gather")
             .then(whole)
-            .when(by_parts & (pl.col("received") > 0))
+            .when(at_once)
+            .then(whole)
+            .when(by_parts)
             .then("received"),
         )
         .select(pl.col(c).cast(NAME) if c == "name" else pl.col(c) for c in COLUMNS)

@@ -25,11 +25,14 @@ def network_metrics(export: Export, quality: list[Quality]) -> pl.DataFrame:
     """
     names = export.read("TARGET_INFO_NETWORK_METRICS").unique(["metricsListId", "metricsIdx"], keep="first")
     found: list[pl.DataFrame] = []
+    devices = dict.fromkeys(SOURCES.values(), 0)
     for table, kind in SOURCES.items():
         if not export.has(table):
             continue
         rows = usable(export.read(table).drop_nulls(["start", "end", "value"]), "network metrics", quality)
-        device = pl.col("globalId").rank("dense").cast(pl.Int64) - 1
+        # Switches of both kinds are numbered on.
+        device = pl.col("globalId").rank("dense").cast(pl.Int64) - 1 + devices[kind]
+        devices[kind] += rows["globalId"].drop_nulls().n_unique()
         rows = rows.with_columns(
             instance=pl.format(kind + "{} port {}", device, pl.col("portId").fill_null(0))
         )

@@ -19,6 +19,7 @@ from lostflops.tables import NAME
 
 CATEGORY, MARK, THREAD_NAME, PUSH_POP, START_END, DOMAIN = 33, 34, 39, 59, 60, 75
 NCCL_DOMAINS = ("NCCL", "RCCL")
+JOINED = r"(?i)^(?:p?nccl)?CommInit"
 UNNAMED = "(unnamed range)"
 
 # What PyTorch's `emit_nvtx` appends to a name, in this order.
@@ -105,7 +106,9 @@ def nvtx(export: Export, process: int, orphans: bool, last: int | None) -> Nvtx:
         "complete",
         nested=pl.col("eventType") == PUSH_POP,
     )
-    nccl = spans.filter(is_nccl, pl.col("eventType") == PUSH_POP).select(
+    # That a communicator was joined stands at a point where NCCL is traced on its own.
+    joined = (pl.col("eventType") == MARK) & pl.col("text").str.contains(JOINED)
+    nccl = spans.filter(is_nccl, (pl.col("eventType") == PUSH_POP) | joined).select(
         "start", "end", "thread", "payload", name="text"
     )
     return Nvtx(operators, by_domain(ranges), nccl, num_events, quality)

@@ -19,6 +19,7 @@ from lostflops.errors import NotATrace
 from lostflops.ingest import processes
 from lostflops.ingest.attribution import OperatorTree, apart, attribute, main_thread
 from lostflops.ingest.formats import Reader, Reading
+from lostflops.ingest.groups.members import COMMUNICATOR
 from lostflops.ingest.kineto.phases import phases
 from lostflops.ingest.nsys import cuda, nccl
 from lostflops.ingest.nsys import host as nsys_host
@@ -263,7 +264,7 @@ class _Process:
         tell(0.7)
         operators, tree = _with_phases(marks)
         calls = nccl.payloads(marks.nccl)
-        self.communicators = nccl.communicators(calls)
+        self.communicators, self._calls = nccl.communicators(calls), calls
         self.talks = calls.height > 0
 
         self._note_shared_ids(launches)
@@ -291,7 +292,13 @@ class _Process:
             "operators": operators,
             "ranges": pl.concat(ranges, how="diagonal_relaxed"),
             "os_calls": nsys_host.os_calls(export, process, orphans, quality),
-            "allocations": nsys_host.allocations(export, process, orphans, quality),
+            "allocations": nsys_host.allocations(
+                export,
+                process,
+                orphans,
+                pl.concat([t["device", "start"] for t in (kernels, copies)]),
+                quality,
+            ),
             "page_faults": nsys_host.page_faults(export, process, orphans, quality),
             "library_calls": library_calls(export, process, orphans, quality),
             "file_accesses": file_accesses(export, process, orphans, quality),
@@ -353,8 +360,9 @@ class _Process:
                 "device_kind": "gpu" if work.height or mine["copies"].height else None,
                 "backend": "nccl" if self.talks else None,
                 "groups": [
-                    {"name": f"NCCL communicator {name}", "description": f"{size} ranks", "ranks": []}
-                    for name, size in self.communicators.select("communicator", "size")
+                    {"name": nccl.called(name), "description": f"{size} ranks", "ranks": []}
+                    for name, size in self._joined(device)
+                    .select("communicator", "size")
                     .unique()
                     .sort("communicator")
                     .rows()
@@ -365,6 +373,8 @@ class _Process:
             },
             quality=(self.quality if first else []) + beside,
             absent=self._absent(set(written)),
+            places=nccl.places(self._joined(device), self._calls) if len(self.home.devices) == 1 else {},
+            peers_by_place=True,
         )
 
     def on_gpu(self, part: Part, device: int | None, gpu: TargetGpu) -> OnGpu:
@@ -386,14 +396,16 @@ class _Process:
         if len(self.home.devices) == 1 and self.home.process in self.machine.mpi_ranks:
             return self.machine.mpi_ranks[self.home.process], "MPI_RANKS", None
         # The largest communicator is the job's, as far as this process knows.
-        joined = self.communicators
-        if len(self.home.devices) > 1:
-            joined = joined.filter(pl.col("device") == device)
-        joined = joined.filter(pl.col("size") == pl.col("size").max())
+        joined = self._joined(device).filter(pl.col("size") == pl.col("size").max())
         ranks = joined["rank"].unique()
         if ranks.len() == 1:
-            return ranks[0], "NCCL communicator", joined["size"][0]
+            return ranks[0], COMMUNICATOR, joined["size"][0]
         return None, ONE_PER_DEVICE if len(self.home.devices) > 1 else "device order", None
+
+    def _joined(self, device: int | None) -> pl.DataFrame:
+        """The communicators that a device of this process is in."""
+        alone = len(self.home.devices) == 1
+        return self.communicators if alone else self.communicators.filter(pl.col("device") == device)
 
     def _absent(self, written: set[str]) -> dict[str, str]:
         told = self.machine.told

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lostflops.naming.groups import group_apart
+
 CONTROL = 1024  # bytes: smaller operations are norms, flags and losses
 ALIKE = 0.01  # two estimates of one volume that agree are known
 P2P = ("send", "receive")
@@ -43,7 +45,7 @@ class Groups:
 
     def described(self, group: str | None) -> str:
         """What a group is called, in lower case."""
-        name = (group or "").split(" ", 1)[0]
+        name, _ = group_apart(group)
         return next((str(g["description"] or "") for g in self.known if g["name"] == name), "").lower()
 
     def only(self, without: Iterable[int] = ()) -> Sequence[int] | None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from lostflops.naming.groups import group_apart
+
 from .seen import ALIKE, AROUND, CONTROL, OF_EXPERTS, P2P, Dimension, Groups, Row, Traffic
 from .sharing import gradients_averaged, sharded
 
@@ -87,7 +89,7 @@ def _of_group(
         return
     said = groups.described(group)
     size = max((r["group_size"] for r in rows if r["group_size"]), default=None)
-    members = group.split(" ", 1)[1] if group and " " in group else ""
+    _, members = group_apart(group)
     if not group and (one := groups.only(peers)) is not None:
         size, members = len(one), str(list(one))
     # Stages of a pipeline share no weights: how many ranks of the job do is not known.
@@ -147,7 +149,7 @@ def _stages(messages: Traffic, groups: Groups) -> Dimension:
     sent, got = messages.of("send"), messages.of("receive")
     size = next((r["group_size"] for r in messages.rows if r["group_size"]), None)
     ring = "cp" in groups.described(named).split("_") or _goes_round(messages)
-    ranks = named.split(" ", 1)[1] if named and " " in named else str(list(members)) if members else ""
+    ranks = group_apart(named)[1] or (str(list(members)) if members else "")
     return Dimension(
         "context" if ring else "pipeline",
         "CP (ring)" if ring else "PP",

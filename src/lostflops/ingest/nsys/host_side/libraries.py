@@ -60,6 +60,7 @@ def _described(rows: pl.DataFrame, library: str, kind: str) -> pl.DataFrame:
 
     name = pl.col("name").fill_null("(name not in this export)")
     size = pl.coalesce(column("size"), column("packedSize"))
+    peer = pl.coalesce(column("remoteRank"), column("rootRank"))
     takes = name.str.contains(RECEIVES) & pl.lit(kind == "point to point")
     return rows.select(
         "start",
@@ -68,7 +69,7 @@ def _described(rows: pl.DataFrame, library: str, kind: str) -> pl.DataFrame:
         library=pl.lit(library).cast(NAME),
         kind=pl.lit(kind).cast(NAME),
         name=name.cast(NAME),
-        peer=pl.coalesce(column("remoteRank"), column("rootRank")),
+        peer=pl.when(peer >= 0).then(peer),  # below 0 MPI means any rank, or none
         communicator=column("commUid"),
         sent=pl.when(~takes & (size >= 0)).then(size),
         received=pl.when(takes & (size >= 0)).then(size).otherwise(column("recvSize")),

@@ -14,6 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from lostflops import run_folder
+from lostflops.lab.simulate.instructions import Members
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.model.blocks import KINDS, RowKind
 from lostflops.lab.simulate.running.recorder import ELEMENT, NONE, TraceRows
@@ -48,7 +49,6 @@ NCCL = {
     "allreduce": "ncclAllReduce",
     "_allgather_base": "ncclAllGather",
     "_reduce_scatter_base": "ncclReduceScatter",
-    "all_to_allv": "ncclAlltoAll",
     "send": "ncclSend",
     "recv": "ncclRecv",
 }
@@ -145,16 +145,38 @@ class NsysExport:
         # NCCL calls the count that it is called with its message: of a reduce-scatter that is what comes out.
         counted = "Out msg nelems" if about["Collective name"] == "_reduce_scatter_base" else "In msg nelems"
         size = ELEMENT[about["dtype"]] * max(about[counted], 0)
-        payload = {
-            "NCCL communicator ID": self._communicator(about),
-            "Message size [bytes]": size,
-        }
+        group = self._group(about)
+        payload = {"NCCL communicator ID": self._communicator(group), "Message size [bytes]": size}
+        if about["Collective name"] == "all_to_allv":
+            self._parts(payload, len(group.ranks), thread, start, end)
+            return
+        if "Src Rank" in about:
+            ends = {about["Src Rank"], about["Dst Rank"]} - {self.rank}
+            payload["Peer rank"] = group.ranks.index(ends.pop())
         self._range(start, end, NCCL[about["Collective name"]], thread, NCCL_DOMAIN, json.dumps(payload))
 
-    def _communicator(self, about: Mapping[str, Any]) -> int:
-        """A number for a group: its name and ranks."""
+    def _parts(self, payload: Mapping[str, int], ranks: int, thread: int, start: int, end: int) -> None:
+        """An all-to-all as PyTorch asks for it: a part for each rank and one from it, launched together."""
+        whole = payload["Message size [bytes]"]
+        parts = [(whole + peer) // ranks for peer in range(ranks)]  # they add up to it
+        told = [
+            {**payload, "Message size [bytes]": size, "Peer rank": peer} for peer, size in enumerate(parts)
+        ]
+        calls = [(NCCL[name], json.dumps(part)) for part in told for name in ("send", "recv")]
+        # The launch comes when five sixths of the time are over.
+        each = (end - start) * 8 // 10 // (len(calls) + 1)
+        self._range(start, start + each, "ncclGroupStart", thread, NCCL_DOMAIN)
+        for number, (name, part) in enumerate(calls, start=1):
+            at = start + number * each
+            self._range(at, at + each, name, thread, NCCL_DOMAIN, part)
+        self._range(start + (len(calls) + 1) * each, end, "ncclGroupEnd", thread, NCCL_DOMAIN)
+
+    def _group(self, about: Mapping[str, Any]) -> Members:
         groups = self.job.strategy.groups(self.rank).values()
-        group = next(group for group in groups if group.name == about["Process Group Name"])
+        return next(group for group in groups if group.name == about["Process Group Name"])
+
+    def _communicator(self, group: Members) -> int:
+        """A number for a group: its name and ranks."""
         return 1 + crc32(repr((group.name, group.ranks)).encode())
 
     # -- the tables that say what was recorded ------------------------------------------------------------
@@ -195,9 +217,8 @@ class NsysExport:
     def _joined(self) -> None:
         """How the process joined its communicators, before all else."""
         for group in self.job.strategy.groups(self.rank).values():
-            about = {"Process Group Name": group.name}
             payload = {
-                "NCCL communicator ID": self._communicator(about),
+                "NCCL communicator ID": self._communicator(group),
                 "No. of ranks": len(group.ranks),
                 "Rank": group.ranks.index(self.rank),
                 "CUDA device": 0,

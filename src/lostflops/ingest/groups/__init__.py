@@ -1,0 +1,1 @@
+"""Who is in which process group, of sources that number the members of each group."""
