@@ -162,6 +162,24 @@ def test_a_host_that_is_in_the_backward_pass_already_asked_for_it_in_the_forward
     assert "all of it: tensor parallelism" in finding.evidence
 
 
+def test_layers_reduce_in_the_forward_pass_of_each_micro_batch(tmp_path: Path) -> None:
+    """Six micro-batches: what the main thread launches in the fourth is of its forward pass."""
+    tables = job("all-reduce", passes=6)
+    tables["operators"] = []
+    for step in range(STEPS):
+        tables["steps"][step]["host_start"] = step * LONG
+        for begin in range(step * LONG, step * LONG + 600, 100):
+            tables["operators"] += [
+                {"start": begin, "end": begin + 10, "phase": "forward", "thread": 7},
+                {"start": begin + 50, "end": begin + 60, "phase": "backward", "thread": 9},
+            ]
+    for step, row in enumerate(tables["kernels"][1::2]):
+        row |= {"phase": None, "launch_start": step * LONG + 320, "launch_end": step * LONG + 321}
+    page = lostflops.why(made(tmp_path, tables))
+    (finding,) = (f for f in page.findings if f.name == "communication-exposed")
+    assert "all of it: tensor parallelism" in finding.evidence
+
+
 @pytest.mark.parametrize(
     ("purpose", "named"), [("mesh_dp", "collectives-small"), ("mesh_tp", "communication-exposed")]
 )
@@ -302,9 +320,17 @@ def test_reductions_in_the_first_part_of_a_step_may_be_of_layers_where_no_passes
 
 def test_tensor_parallelism_is_told_where_no_group_is_described(tmp_path: Path) -> None:
     """Nsight Systems names no groups, and no operator is around what a layer reduces in its forward pass."""
-    job = SimulatedJob(strategy("tp4-dp2", 8), seed=1, steps=2, warmup=1, model="llama-3-8b", layers=2)
-    simulate(job, tmp_path, format="nsys")
-    page = lostflops.why(tmp_path)
+    assert_told_tensor_parallel("tp4-dp2", tmp_path)
+
+
+def test_so_it_is_where_micro_batches_go_forward_after_others_went_backward(tmp_path: Path) -> None:
+    assert_told_tensor_parallel("tp2-pp2-dp2-m12", tmp_path)
+
+
+def assert_told_tensor_parallel(text: str, folder: Path) -> None:
+    job = SimulatedJob(strategy(text, 8), seed=1, steps=2, warmup=1, model="llama-3-8b", layers=2)
+    simulate(job, folder, format="nsys")
+    page = lostflops.why(folder)
     (finding,) = (f for f in page.findings if f.name == "communication-exposed")
     assert any("tensor parallelism" in fact for fact in finding.evidence)
     assert "no_sync" not in finding.next

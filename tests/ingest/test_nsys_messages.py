@@ -43,7 +43,9 @@ def export(file: Path, *calls: dict[str, Any], at: tuple[int, ...] = (14,)) -> P
 def collectives(trace: Trace, *names: str) -> list[tuple[Any, ...]]:
     table = trace.table("collectives")
     assert table is not None
-    text = [pl.col(name).cast(pl.String) if name in ("kind", "group") else pl.col(name) for name in names]
+    text = [
+        pl.col(name).cast(pl.String) if name in ("kind", "group", "dtype") else pl.col(name) for name in names
+    ]
     return table.sort("rank", "start").select(text).collect().rows()
 
 
@@ -251,3 +253,25 @@ def test_calls_that_say_who_makes_them_tell_the_places(tmp_path: Path) -> None:
         to = nccl(10, 20, "ncclSend", communicator=STAGES, size=64, peer=(place + 1) % 4, rank=place)
         export(tmp_path / f"rank{rank}.sqlite", to)
     assert peers(tmp_path) == {(6, 4), (4, 2), (2, 0), (0, 6)}
+
+
+@pytest.mark.parametrize(
+    ("kernel_name", "element"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "bfloat16"),
+        ("ncclDevKernel_AllReduce_SumPostDiv_u32_TREE_LL(ncclDevKernelArgsStorage<4096ul>)", None),
+        ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "float32"),
+        ("ncclKernel_AllReduce_RING_LL_Sum_half(ncclDevComm*, unsigned long, ncclWork*)", "float16"),
+        ("ncclKernel_AllReduce_TREE_SIMPLE_Sum___nv_bfloat16(ncclDevComm*, unsigned long)", "bfloat16"),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", None),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)", None),
+    ],
+)
+def test_a_kernel_that_adds_up_tells_its_element_type(
+    kernel_name: str, element: str | None, tmp_path: Path
+) -> None:
+    tables = {
+        "StringIds": [{"id": 70, "value": kernel_name}],
+        KERNEL: [kernel(100, 110, demangledName=70, streamId=9)],
+    }
+    assert collectives(job.open(sqlite(tmp_path / "one.sqlite", tables)), "dtype") == [(element,)]

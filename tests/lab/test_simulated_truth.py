@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
@@ -17,6 +18,7 @@ from lostflops.lab.simulate.faults import with_fault
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
+from lostflops.session import Session
 
 STRATEGIES = (
     "ddp", "fsdp2", "zero1", "zero2-m2", "zero3", "tp2-dp4", "ep4", "tp2-pp2-dp2-m4", "pp4-gpipe-dp2-m4",
@@ -135,3 +137,51 @@ def test_a_healthy_pipeline_waits_for_its_schedule_alone(tmp_path: Path) -> None
     names = [finding.name for finding in lostflops.why(tmp_path).findings]
     assert names[:1] == ["pipeline-bubble"]
     assert "communication-waits" not in names
+
+
+# Nsight Systems knows groups by numbers, and not what they are for.
+OF_GROUPS = {"group", "basis", "told_by", "dtype", "parameters", "expected", "excess"}
+ANSWERS = ("pipeline_passes", "pipeline_bubble", "parallelism", "communication_waited_for", "step_ledger")
+
+
+def told(folder: Path, names: Sequence[str]) -> dict[str, pl.DataFrame]:
+    """Answers to questions on a job, without what groups are called."""
+    session = Session(lostflops.open(folder))
+    found: dict[str, pl.DataFrame] = {}
+    for name in names:
+        table = session.run(name).table
+        kept = table.select(c for c in table.columns if c not in OF_GROUPS)
+        found[name] = kept.sort(c for c in kept.columns if not kept[c].dtype.is_nested())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "edit"),
+    [
+        ("pp4-dp2-m8", 8, "schedule=gpipe"),
+        ("tp2-pp2-dp2-m6", 8, "microbatches=12"),
+        ("pp4-zb-m6", 4, "even-work"),
+        ("pp4-interleaved-v2-m4", 4, "schedule=1f1b"),
+    ],
+)
+def test_both_kinds_of_files_tell_the_same_pipeline(text: str, ranks: int, edit: str, tmp_path: Path) -> None:
+    found: list[tuple[dict[str, pl.DataFrame], object]] = []
+    for form in ("kineto", "nsys"):
+        simulate(a_job(text, ranks, layers=8), tmp_path / form, format=form)
+        gains = [(p.predicted_ns, p.refused) for p in lostflops.whatif(tmp_path / form, edit).predictions]
+        found.append((told(tmp_path / form, ANSWERS), gains))
+    (one, gain), (other, also) = found
+    assert one["pipeline_bubble"].height and one["parallelism"].height
+    for name in ANSWERS:
+        assert_frame_equal(one[name], other[name])
+    assert gain == also
+
+
+def test_both_kinds_of_files_tell_the_same_experts(tmp_path: Path) -> None:
+    names, found = ("expert_balance", "communication_waited_for"), list[dict[str, pl.DataFrame]]()
+    for form in ("kineto", "nsys"):
+        simulate(a_job("ep4"), tmp_path / form, format=form)
+        found.append(told(tmp_path / form, names))
+    assert found[0]["expert_balance"].height == 8
+    for name in names:
+        assert_frame_equal(found[0][name], found[1][name])

@@ -176,3 +176,12 @@ def test_a_long_recording_is_said_with_its_numbers() -> None:
 
 def test_the_page_of_some_steps_tells_of_the_whole_recording() -> None:
     assert RECIPE.whole
+
+
+def test_ranges_of_libraries_are_not_the_code_s_own() -> None:
+    """NCCL marks each of its calls in a domain of its own, and nothing else is marked."""
+    of_nccl = spans((0, 1), (4, 5), domain="NCCL")
+    given = {"steps": steps(*[10 * US] * 3), "ranges": of_nccl}
+    assert [row["check"] for row in rows(**given)] == []
+    both = {**given, "ranges": of_nccl + spans((2, 5), domain="data")}
+    assert [(row["check"], row["ns"]) for row in rows(**both)] == [("little covered", 3 * US)]

@@ -343,7 +343,11 @@ def _described(trace: Trace) -> dict[str, str]:
 
 
 def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
-    """Whether the forward pass asked for each operation: launched there, or before a step's backward."""
+    """Whether the forward pass asked for each operation: launched there, or before a step's backward.
+
+    What a thread without a pass launched is of the pass whose operator began last: a step of several
+    micro-batches goes forward again after it went backward.
+    """
     kernels, steps, operators = (trace.table(t) for t in ("kernels", "steps", "operators"))
     # The device gets to the forward pass when the host may be in the backward pass already.
     asked = rows.select("rank", "correlation", asked="arrival")
@@ -390,7 +394,19 @@ def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
         .join(first, on=["rank", "step"], how="left")
         .sort("_row")
     )
-    before = at.select((pl.col("start") < pl.col("backward")).fill_null(False)).to_series()
+    spoken = (
+        operators.filter(pl.col("phase").is_not_null())
+        .select("rank", at="start", spoken=pl.col("phase").cast(pl.String))
+        .sort("rank", "at")
+        .collect()
+    )
+    last = (
+        at.sort("rank", "start")
+        .join_asof(spoken, left_on="start", right_on="at", by="rank", check_sortedness=False)
+        .sort("_row")
+    )
+    again = (pl.col("spoken") == "forward") & (pl.col("start") < LATEST)
+    before = last.select(((pl.col("start") < pl.col("backward")) | again).fill_null(False)).to_series()
     return known | (phase.is_null() & before)
 
 

@@ -33,6 +33,15 @@ DTYPES = {
     "float16": 2, "half": 2, "float32": 4, "float": 4, "float64": 8, "double": 8, "bfloat16": 2,
     "float8e4m3": 1, "float8e5m2": 1,
 }  # fmt: skip
+# A kernel that adds up is made for one type. Integers share kernels, whatever their sign.
+ADDS_UP = (
+    r"(?i)(?:all_?reduce|reduce_?scatter|reduce)_(?:\w+?_)?(?:sum|prod|minmax|min|max|premulsum|sumpostdiv)_"
+)
+OF_KERNELS = {
+    "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64", "f8e4m3": "float8e4m3",
+    "f8e5m2": "float8e5m2", "half": "float16", "float": "float32", "double": "float64",
+    "__nv_bfloat16": "bfloat16",
+}  # fmt: skip
 ANNOTATIONS = ("nccl:", "rccl:")
 OPERATORS = ("c10d::", "_c10d_functional::", "c10d_functional::")
 COLUMNS = (
@@ -308,6 +317,17 @@ def on_copies(copies: pl.DataFrame, around: Surroundings) -> tuple[pl.DataFrame,
     return marked, described.with_columns(bytes_in=carried["_copied"], bytes_out=carried["_copied"])
 
 
+def _element_by_name() -> pl.Expr:
+    """The element type in a kernel's name."""
+    types = "|".join(OF_KERNELS)
+    found = (
+        pl.col("name")
+        .cast(pl.String)
+        .str.extract(rf"{ADDS_UP}({types})(?:_(?:ring|tree|nvls|coll|pat)|\W|$)")
+    )
+    return found.replace_strict(OF_KERNELS, default=None, return_dtype=pl.String)
+
+
 def _described(rows: pl.DataFrame, least: pl.Expr) -> pl.DataFrame:
     """One collective per row, its kind and sizes from the best evidence; `least` where only the work
     itself tells."""
@@ -331,6 +351,7 @@ def _described(rows: pl.DataFrame, least: pl.Expr) -> pl.DataFrame:
             group_size="size",
             peer=pl.when(pl.col("kind").is_in(["send", "receive"])).then("peer"),
             sequence="operation",
+            dtype=pl.coalesce("dtype", _element_by_name()),
             bytes_in=pl.when(same | pl.col("kind").is_in(["all-gather", "send"]))
             .then("message")
             .when(pl.col("kind") == "reduce-scatter")

@@ -14,7 +14,10 @@ P2P = ("send", "receive")
 EXPERTS = ("dispatch", "combine")
 OF_EXPERTS = (*EXPERTS, "notify", "layout")
 AROUND = ("optimizer", None)
-SIZES = {"bfloat16": 2, "half": 2, "float16": 2, "float": 4, "float32": 4, "double": 8, "byte": 1, "long": 8}
+SIZES = {
+    "bfloat16": 2, "half": 2, "float16": 2, "float": 4, "float32": 4, "double": 8, "float64": 8, "byte": 1,
+    "int8": 1, "uint8": 1, "float8e4m3": 1, "float8e5m2": 1, "long": 8, "int64": 8,
+}  # fmt: skip
 
 Row = Mapping[str, Any]
 

@@ -29,6 +29,8 @@ NOT_OWN = (
     r"^(?:ProfilerStep[#*]|Optimizer\.|enumerate\(|DistributedDataParallel|FSDP|(?:nccl|gloo|mpi|ucc):"
     r"|forward#|backward$)"
 )
+# Domains in which libraries and profilers mark their own calls.
+OF_LIBRARIES = r"(?i)^(?:nccl|rccl|cccl|cublas|cudnn|cufft|cusparse|cusolver|overhead|synchronisation)"
 # The profiler's mark ends in `step()`, which a range of the job's own may go around.
 UNORDERED = r"^(?:ProfilerStep[#*]|(?:nccl|gloo|mpi|ucc|c10d)[:_])"
 NULL = pl.lit(None, dtype=pl.Int64)
@@ -152,7 +154,8 @@ def crossing(ranges: pl.DataFrame) -> pl.DataFrame:
 
 def uncovered(ranges: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """How much of the whole steps the code's own ranges cover, on the thread that has most of them."""
-    own = ranges.filter(~pl.col("name").str.contains(NOT_OWN))
+    of_library = pl.col("domain").cast(pl.String).str.contains(OF_LIBRARIES).fill_null(False)
+    own = ranges.filter(~pl.col("name").str.contains(NOT_OWN), ~of_library)
     whole = steps.filter("complete").select("rank", start=OPENED, end=CLOSED).lazy()
     own = intervals.union(own.lazy(), ["rank", "thread"])
     covered = (
