@@ -32,7 +32,7 @@ class Process(msgspec.Struct, frozen=True):
     steps: tuple[int, int] | None = None  # the first and last number that a profiler gave
 
 
-class Place(msgspec.Struct, frozen=True):
+class PlaceInGroup(msgspec.Struct, frozen=True):
     """What a rank tells of a group that numbers its members: where it stands and how many they are, if its
     recording shows how it joined, and to which places it sends and from which it receives."""
 
@@ -68,7 +68,7 @@ class Part(msgspec.Struct):
     beside: bool = False
     process: Process | None = None
     # What it says of each group that numbers its members.
-    places: dict[str, Place] = {}
+    places: dict[str, PlaceInGroup] = {}
     # A `peer` of its collectives is such a place, which is a rank only once all files of the job are read.
     peers_by_place: bool = False
 

@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from lostflops.ingest import processes
-from lostflops.ingest.part import Part, Place
+from lostflops.ingest.part import Part, PlaceInGroup
 from lostflops.tables import NAME
 
 COMMUNICATOR = "NCCL communicator"  # where a rank was read
@@ -62,7 +62,7 @@ def _largest(part: Part) -> dict[str, int]:
 
 def members(parts: Sequence[Part], ranks: Sequence[int]) -> Members:
     """Who stands where in each communicator, as far as it is certain."""
-    told: dict[str, list[tuple[int, Place]]] = {}
+    told: dict[str, list[tuple[int, PlaceInGroup]]] = {}
     numbering: set[str] = set()
     for part, rank in zip(parts, ranks, strict=True):
         for name, place in part.places.items():
@@ -73,7 +73,7 @@ def members(parts: Sequence[Part], ranks: Sequence[int]) -> Members:
     return {name: known for name, known in found.items() if known is not None}
 
 
-def _stated(told: Sequence[tuple[int, Place]], numbers: bool) -> tuple[int, Mapping[int, int]] | None:
+def _stated(told: Sequence[tuple[int, PlaceInGroup]], numbers: bool) -> tuple[int, Mapping[int, int]] | None:
     """The ranks by the places that they say they have; None where none does, or two say the same.
 
     In a communicator that `numbers` the ranks, places are ranks, whoever is here.
@@ -91,7 +91,7 @@ def _stated(told: Sequence[tuple[int, Place]], numbers: bool) -> tuple[int, Mapp
     return size, at
 
 
-def _fitting(told: Sequence[tuple[int, Place]]) -> tuple[int, Mapping[int, int]] | None:
+def _fitting(told: Sequence[tuple[int, PlaceInGroup]]) -> tuple[int, Mapping[int, int]] | None:
     """The only way in which the ranks can stand where what they send arrives; None where there are others.
 
     Whoever stands at a place receives from all that send to it, and sends to all that receive from it. Places

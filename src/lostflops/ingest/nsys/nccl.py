@@ -14,7 +14,7 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops.ingest.attribution import OperatorTree
-from lostflops.ingest.part import Place
+from lostflops.ingest.part import PlaceInGroup
 from lostflops.naming.classification import collective_kind
 from lostflops.tables import FAMILY, NAME
 
@@ -101,7 +101,7 @@ def called(communicator: str) -> str:
     return f"NCCL communicator {communicator}"
 
 
-def places(joined: pl.DataFrame, calls: pl.DataFrame) -> dict[str, Place]:
+def places(joined: pl.DataFrame, calls: pl.DataFrame) -> dict[str, PlaceInGroup]:
     """What a rank says of each communicator that it joined or used: `joined` are those that it joined."""
     own: dict[str, set[tuple[int, int | None]]] = {}
     for communicator, size, place in joined.select("communicator", "size", "rank").iter_rows():
@@ -122,11 +122,11 @@ def places(joined: pl.DataFrame, calls: pl.DataFrame) -> dict[str, Place]:
             pl.col("rank").filter(pl.col("rank") >= 0).unique().alias("ranks"),
         )
     )
-    found: dict[str, Place] = {}
+    found: dict[str, PlaceInGroup] = {}
     for communicator, sends, receives, ranks in used.sort("communicator").iter_rows():
         stated = own.get(communicator) or {(rank, None) for rank in ranks}
         place, size = next(iter(stated)) if len(stated) == 1 else (None, None)
-        found[called(communicator)] = Place(place, size, frozenset(sends), frozenset(receives))
+        found[called(communicator)] = PlaceInGroup(place, size, frozenset(sends), frozenset(receives))
     return found
 
 
