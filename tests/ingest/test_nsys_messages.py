@@ -275,3 +275,9 @@ def test_a_kernel_that_adds_up_tells_its_element_type(
         KERNEL: [kernel(100, 110, demangledName=70, streamId=9)],
     }
     assert collectives(job.open(sqlite(tmp_path / "one.sqlite", tables)), "dtype") == [(element,)]
+
+
+def test_a_communicator_of_more_ranks_than_there_are_in_the_world_costs_no_time(tmp_path: Path) -> None:
+    sent = nccl(10, 20, "ncclSend", communicator=WORLD, size=64, peer=2**62)
+    file = export(tmp_path / "one.sqlite", joins(WORLD, 10**15, 0), sent)
+    assert collectives(job.open(file), "kind", "peer", "bytes_in") == [("send", None, 64)]

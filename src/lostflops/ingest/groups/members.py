@@ -18,6 +18,7 @@ from lostflops.ingest.part import Part, PlaceInGroup
 from lostflops.tables import NAME
 
 COMMUNICATOR = "NCCL communicator"  # where a rank was read
+LARGEST = 1 << 20  # ranks: no job has more, and what says so is damaged
 # The ranks of each communicator by their places, of those that are known, and how many it has.
 Members = Mapping[str, tuple[int, Mapping[int, int]]]
 
@@ -86,6 +87,8 @@ def _stated(told: Sequence[tuple[int, PlaceInGroup]], numbers: bool) -> tuple[in
     if len(sizes) > 1 or not at:
         return None
     size = max(sizes, default=0)  # 0: not known
+    if size > LARGEST:
+        return None
     if numbers and all(place == rank for place, rank in at.items()):
         return size, {place: place for place in range(size)}
     return size, at
@@ -142,13 +145,14 @@ def joined(collectives: pl.DataFrame, known: Members) -> tuple[pl.DataFrame, int
 
     Until here a peer is a place in its communicator.
     """
-    ranks = {name: f"{name} {listed}" for name in known if (listed := _ranks(name, known))}
+    group = pl.col("group").cast(pl.String)
+    here = [name for name in collectives.select(group.unique())["group"].to_list() if name in known]
+    ranks = {name: f"{name} {listed}" for name in here if (listed := _ranks(name, known))}
     places = pl.DataFrame(
-        [(name, place, rank) for name, (_, at) in known.items() for place, rank in at.items()],
+        [(name, place, rank) for name in here for place, rank in known[name][1].items()],
         schema={"_group": pl.String, "peer": pl.Int32, "_rank": pl.Int32},
         orient="row",
     )
-    group = pl.col("group").cast(pl.String)
     told = (
         collectives.with_columns(_group=group)
         .join(places, on=["_group", "peer"], how="left", maintain_order="left")
