@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lostflops.plan.train import apply
+from lostflops.plan.train import apply, exchanged
 from lostflops.plan.train.job import Training
 from lostflops.plan.train.layout import Layout, Sharding
 from lostflops.plan.train.static_memory import OPTIMIZERS, Lora
@@ -271,3 +271,28 @@ def test_deepspeed_does_not_run_what_it_would_add_master_weights_to() -> None:
     frameworks = [found.framework for found in apply.settings(JOBS["FSDP, 8-bit"])]
     assert "DeepSpeed" not in frameworks
     assert "load the model with dtype=torch.bfloat16" in of("HF Trainer", JOBS["FSDP, 8-bit"]).besides
+
+
+def test_transformers_is_told_which_attention_was_planned() -> None:
+    """It runs Gemma 2 and gpt-oss without a kernel by itself, and all others with PyTorch's."""
+    for model, attention, says in (
+        ("gpt-oss-20b", "flash", 'load the model with attn_implementation="flex_attention"'),
+        ("gemma-2-2b", "flash", 'load the model with attn_implementation="flash_attention_2"'),
+        ("gpt-oss-20b", "scores", 'load the model with attn_implementation="eager"'),
+        ("llama-3-8b", "scores", 'load the model with attn_implementation="eager"'),
+        ("llama-3-8b", "flash", None),
+    ):
+        for found in apply.settings(job(model, attention=attention)):
+            told = [line for line in found.besides if "attn_implementation" in line]
+            assert told == ([says] if says else []) or found.framework == "torchtitan"
+
+
+def test_llama_4_in_transformers_sends_tokens_to_all_experts() -> None:
+    """Of 16 experts a token has one: torchtitan, and whoever splits the model, computes that alone."""
+    alone = job("llama-4-scout", gpu="b300", layout=Layout(8, sharding="fsdp2"), sequence=512)
+    split = replace(alone, layout=Layout(8, expert=8, sharding="fsdp2"))
+    h, width = 5120, 8192
+    every, one = (exchanged.work(asked, 0).linear for asked in (alone, split))
+    assert every - one == 15 * 2 * 512 * 3 * h * width
+    (titan,) = (found for found in apply.settings(alone) if found.framework == "torchtitan")
+    assert any("each token in all experts" in line for line in titan.besides)

@@ -633,8 +633,8 @@ def test_each_verdict_on_training() -> None:
     assert verdict(job("llama-3-8b", layout=Layout(gpus=8, sharding="fsdp2"))).startswith(
         "It fits as it is, with"
     )
-    assert verdict(EIGHT).startswith("It does not fit as it is: 1,187.2 GB over. The fastest way: ")
-    assert "8-bit Adam, 61.8 GB per GPU; with the same optimizer: " in verdict(EIGHT)
+    assert verdict(EIGHT).startswith("It does not fit as it is: 1,187.7 GB over. The fastest way: ")
+    assert "8-bit Adam, 62.3 GB per GPU; with the same optimizer: " in verdict(EIGHT)
     assert "offload the optimizer" in verdict(EIGHT).partition("same optimizer")[2]
     one = verdict(replace(EIGHT, layout=Layout()))
     assert "Nothing that was tried fits on 1 GPU. The fastest way: 4 GPUs + " in one
@@ -682,7 +682,8 @@ def test_unified_memory_is_never_the_headline() -> None:
 
 
 def test_eight_h100_train_70b_with_zero_3_checkpointing_and_8_bit_adam() -> None:
-    """6 bytes of 70,553,706,496 parameters over 8 are 52.9 GB, moments' scales 0.28; the peak is 62 GB."""
+    """6 bytes of 70,553,706,496 parameters over 8 are 52.9 GB, moments' scales 0.28, gradients of activations
+    4,096 x (4 x 28,672 + 2 x 8,192) bytes, 0.54; the peak is 62.4 GB."""
     asked = replace(
         EIGHT,
         layout=Layout(gpus=8, sharding="zero-3"),
@@ -690,7 +691,7 @@ def test_eight_h100_train_70b_with_zero_3_checkpointing_and_8_bit_adam() -> None
         checkpointing="full",
     )
     now = Prediction(asked)
-    assert now.fits and now.peak.bytes / 1e9 == pytest.approx(61.88, abs=0.05)
+    assert now.fits and now.peak.bytes / 1e9 == pytest.approx(62.41, abs=0.05)
     static = sum(part.bytes for part in static_memory.parts(asked.shape, asked.layout, 0, asked.optimizer))
     assert static / 1e9 == pytest.approx(6 * 70.553706 / 8 + 70.553706 / 8 / 32, rel=1e-4)
     names = {frozenset(way.changes) for way in rank(EIGHT, most=100).ways}

@@ -220,3 +220,46 @@ def test_autocast_copies_fp32_weights_in_sixteen_bits() -> None:
     assert not any(
         part.name == "16-bit copies of weights" and part.bytes for part in Prediction(sharded).peak.parts
     )
+
+
+def test_context_ranks_have_each_other_s_keys_and_values_in_a_layer() -> None:
+    """Llama 3 8B, 16,384 tokens over 4 ranks: 8 key-value heads of 128 in a ring, all 32 under PyTorch."""
+    kinds: list[tuple[Sharding, int]] = [("zero-1", 8), ("fsdp2", 32)]
+    for sharding, heads in kinds:
+        asked = job(layout=Layout(gpus=4, context=4, sharding=sharding), sequence=16_384)
+        for moment in Prediction(asked).moments:
+            found = sum(part.bytes for part in moment.parts if part.name == "keys of other ranks")
+            within = moment.name.startswith("backward")
+            assert found == within * 2 * 2 * 16_384 * heads * 128
+    alone = Prediction(job(sequence=16_384)).moments
+    assert not any(part.bytes for m in alone for part in m.parts if part.name == "keys of other ranks")
+
+
+def test_sequence_parallel_ranks_may_be_widest_where_the_whole_sequence_is() -> None:
+    """One sequence of 8,192 tokens of 16,384 over 8 ranks, 53,248 / 8 of the feed-forward on each."""
+    model, tokens = named("llama-3.1-405b"), 8192
+    whole, one = 2 * tokens * 16_384, 2 * tokens * 53_248 // 8
+
+    def counted(sharding: Sharding, *, fused: bool) -> int:
+        here = Layout(8, 8, sequence_parallel=True, sharding=sharding)
+        kernels = activation_memory.Kernels(fused=fused)
+        return activation_memory.gradient_bytes(model, 0, tokens, here, None, kernels) - whole // 8
+
+    # Beside the buffer: Megatron has the gradient of one product, PyTorch those of two, or their sum as well.
+    # Three pieces that the feed-forward saved are gone, or four.
+    assert counted("zero-1", fused=True) == max(whole + 2 * one - 3 * one, 2 * one)
+    assert counted("fsdp2", fused=True) == whole + 2 * one - 3 * one
+    assert counted("fsdp2", fused=False) == 2 * whole + 2 * one - 4 * one
+
+
+def test_a_compiler_writes_one_gradient_over_another() -> None:
+    eager, fused = (activation_memory.Kernels(fused=each) for each in (False, True))
+    model, one = named("llama-3-8b"), 2 * 4096 * 14_336
+    both = [activation_memory.gradient_bytes(model, 0, 4096, Layout(), None, how) for how in (eager, fused)]
+    assert both[0] - both[1] == one
+
+
+def test_experts_are_told_their_gradients_of_a_token_each() -> None:
+    """Of Mixtral two experts of 14,336 have a token: before their last matrix both have what came for it."""
+    here = activation_memory.gradient_bytes(named("mixtral-8x7b"), 0, 4096, Layout())
+    assert here == 2 * 4096 * (4096 + max(14_336 * 2 + 2 * 4096, 2 * 2 * 14_336))

@@ -101,8 +101,8 @@ def test_an_image_has_one_answer_and_no_rotary_table() -> None:
         found = parts(asked)
         assert found["logits and loss"] == 14 * 64 * 1_000
         assert "rotary table" not in found
-    why = "\n".join(pages.training(rank(asked)))
-    assert "64 images, 14 bytes per class of 1,000" in why
+    loss = next(moment for moment in Prediction(asked).moments if moment.name == "loss")
+    assert "64 images, 14 bytes per class of 1,000" in {part.why for part in loss.parts}
 
 
 @pytest.mark.parametrize(("model", "table"), [("gpt2", 0), ("t5-large", 0), ("llama-3-8b", 2 * 128 * 2)])

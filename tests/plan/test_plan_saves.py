@@ -23,18 +23,21 @@ def written(family: str, layers: int) -> dict[str, Any]:
     said = {"model_type": family, "head_dim": 16} | USUAL | FAMILIES[family] | {"num_hidden_layers": layers}
     if family.startswith("deepseek"):
         said |= LATENT
+    if family.startswith("deepseek") or family in ("falcon", "opt", "gpt_neox"):
         said.pop("head_dim")
+    if family == "llama4_text":
+        said |= {"interleave_moe_layer_step": 1, "use_qk_norm": False}
     return said
 
 
-def saved(family: str, layers: int, lora: Lora | None) -> int:
+def saved(family: str, layers: int, lora: Lora | None, attention: str = "sdpa", **more: Any) -> int:
     """Bytes that all layers save, each storage once; nothing of weights and buffers."""
     torch: Any = pytest.importorskip("torch")
     transformers: Any = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    said = written(family, layers)
+    said = written(family, layers) | more
     config = transformers.AutoConfig.for_model(said.pop("model_type"), **said)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     model = model.to(torch.bfloat16).train()
     if lora:
         peft: Any = pytest.importorskip("peft")
@@ -62,6 +65,7 @@ OFF = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "granite", "smollm3", "phi3", "mistral"), 0.0),
     **dict.fromkeys(("gemma", "gemma3_text", "gpt_neox"), 0.007),
     **dict.fromkeys(("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3"), 0.045),
+    **dict.fromkeys(("llama4_text", "falcon"), 0.007),
 }
 
 
@@ -74,5 +78,41 @@ def test_a_layer_of_transformers_saves_what_is_counted(family: str, lora: Lora |
     shape = model_config.from_config(msgspec.json.encode(said), family)
     beside = adapted(shape, lora) if lora else None
     really = saved(family, 3, beside) - saved(family, 2, beside)
-    counted = activation_memory.layer_bytes(shape, 1, TOKENS, Layout(), beside)
+    kernels = activation_memory.kernels_of(shape, Layout(), TOKENS, fused=False, scores=False)
+    counted = activation_memory.layer_bytes(shape, 1, TOKENS, Layout(), beside, kernels)
     assert counted == pytest.approx(really, rel=OFF[family], abs=0)
+
+
+@pytest.mark.parametrize("norms", [None, 1], ids=["two norms", "one norm"])
+def test_the_newer_falcon_saves_keys_and_values_of_all_heads(norms: int | None) -> None:
+    more: dict[str, Any] = {
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "num_ln_in_parallel_attn": norms,
+    }
+    shape = model_config.from_config(msgspec.json.encode(written("falcon", 2) | more), "falcon")
+    assert (shape.kv_heads, shape.norms) == (2, norms or 2)
+    really = saved("falcon", 3, None, **more) - saved("falcon", 2, None, **more)
+    assert activation_memory.layer_bytes(shape, 1, TOKENS, Layout()) == pytest.approx(really, rel=0.007)
+
+
+# As a share: statistics of norms in 16 bits, where a GPU has 32, and indices of experts.
+EAGER = {
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "granite", "smollm3", "phi3", "mistral"), 0.0),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gpt_neox", "llama4_text"), 0.007),
+    **dict.fromkeys(("gpt_oss", "mixtral", "qwen3_moe"), 0.045),
+}
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=4)], ids=["full", "adapters"])
+@pytest.mark.parametrize("family", EAGER)
+def test_attention_without_a_kernel_saves_its_scores(family: str, lora: Lora | None) -> None:
+    said = written(family, 2)
+    if family == "gpt_neox":
+        said.pop("num_key_value_heads")
+    shape = model_config.from_config(msgspec.json.encode(said), family)
+    beside = adapted(shape, lora) if lora else None
+    really = saved(family, 3, beside, "eager") - saved(family, 2, beside, "eager")
+    kernels = activation_memory.kernels_of(shape, Layout(), TOKENS, fused=False, scores=True)
+    counted = activation_memory.layer_bytes(shape, 1, TOKENS, Layout(), beside, kernels)
+    assert counted == pytest.approx(really, rel=EAGER[family], abs=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -97,7 +98,10 @@ def saved_bytes(forward: Any, keep: list[Any]) -> int:
         found.setdefault(tensor.untyped_storage().data_ptr(), tensor)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    def unpack(tensor: Any) -> Any:
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         out = forward()
     assert out.requires_grad
     sizes = [t.untyped_storage().nbytes() for at, t in found.items() if at not in known]
@@ -162,3 +166,52 @@ def test_a_layer_without_a_gate_saves_the_storages_that_are_counted(has: dict[st
     assert saved_bytes(plain_layer(shape, keep), keep) == activation_memory.layer_bytes(
         shape, 0, TOKENS, Layout()
     )
+
+
+def above(forward: Any) -> int:
+    """Bytes that the backward of one layer takes at most beyond what is there before it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    sizes: dict[int, int] = {}
+
+    class Seen(TorchDispatchMode):
+        most = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            for tensor in tree_leaves(made):
+                storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
+                if storage is not None and storage._cdata not in sizes:
+                    sizes[storage._cdata] = storage.nbytes()
+                    weakref.finalize(storage, sizes.pop, storage._cdata)
+            self.most = max(self.most, sum(sizes.values()))
+            return made
+
+    with Seen() as seen:
+        out = forward()
+        arrived = torch.ones_like(out)
+        seen.most = before = sum(sizes.values())
+        out.backward(arrived)
+    return seen.most - before
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=4, fp32=False)], ids=["full", "16-bit q,v"])
+def test_a_backward_is_widest_behind_the_feed_forward(lora: Lora | None) -> None:
+    """The gradients of gate, up and their product; trained, the product itself is gone, and the last matrix
+    has its gradient."""
+    forward = layer(lora, [], inner_norms=False)
+    counted = activation_memory.gradient_bytes(SHAPE, 0, TOKENS, Layout(), lora)
+    arrived = 2 * TOKENS * HIDDEN
+    assert counted == arrived + (6 if lora else 4) * TOKENS * WIDTH
+    assert above(forward) == counted - arrived + (0 if lora else 2 * HIDDEN * WIDTH)
+
+
+@pytest.mark.parametrize(("relu", "gradients"), [(False, 2), (True, 4)], ids=["GELU", "ReLU"])
+def test_without_a_gate_a_backward_is_narrower(relu: bool, gradients: int) -> None:
+    """A GELU has an input of its own, a ReLU saves what the last matrix reads."""
+    shape = replace(SHAPE, gated=False, layer_norm=True, relu=relu)
+    counted = activation_memory.gradient_bytes(shape, 0, TOKENS, Layout())
+    arrived = 2 * TOKENS * HIDDEN
+    assert counted == arrived + gradients * TOKENS * WIDTH
+    assert above(plain_layer(shape, [])) == counted - arrived + 2 * HIDDEN * WIDTH

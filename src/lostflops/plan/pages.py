@@ -100,13 +100,15 @@ def _training(ranking: Ranking) -> Iterator[str]:
     yield ""
     yield from _applied([way.apply for way in (*ranking.alone, *ranking.ways)])
     yield f"Layers run {'fused' if t.kernels == 'fused' else 'eager'} kernels and {_attention(t)}."
+    if t.executed.every_expert:
+        yield f"transformers sends each token through all {t.shape.experts} experts: so it is counted."
     yield _card(t.gpu)
     rates = f"{t.link.out / 1e9:.0f} GB/s out, {t.link.into / 1e9:.0f} in"
     yield f"Link card {t.link.name}: {rates}; {t.link.status}."
 
 
 def _attention(training: Training) -> str:
-    return "flash attention" if training.attention == "flash" else "attention that keeps its scores"
+    return "attention that keeps its scores" if training.executed.scores else "flash attention"
 
 
 def _too_long(shape: Shape, tokens: int) -> Iterator[str]:

@@ -11,7 +11,7 @@ bytes per token and width, and 5 per token, token and head where scores are kept
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -19,7 +19,7 @@ from lostflops.plan.modules import modules
 from lostflops.plan.shape import Latent, Shape, Weight
 
 from .layout import Layout
-from .static_memory import Lora
+from .static_memory import Lora, MemoryPart
 
 Checkpointing = Literal["none", "alternate", "selective", "full"]
 CHECKPOINTINGS: tuple[Checkpointing, ...] = get_args(Checkpointing)
@@ -38,6 +38,14 @@ class Kernels:
 
     fused: bool = False
     scores: int = 0  # tokens of a sequence, where attention keeps scores; 0 is flash attention
+    wide_scores: bool = (
+        False  # scores, queries, keys and values in fp32: PyTorch's attention without a kernel
+    )
+    every_expert: bool = False  # each token goes through all experts, whatever the router says
+
+    def run(self, shape: Shape) -> Shape:
+        """The model with as many experts per token as compute it."""
+        return replace(shape, experts_per_token=shape.experts) if self.every_expert else shape
 
 
 EAGER = Kernels()
@@ -45,10 +53,30 @@ EAGER = Kernels()
 # Of eager layers as transformers has them. Values that are a view of one product with queries and keys keep
 # all of it. Where a head's rotary part is joined with its rest, attention's output comes head by head, and
 # the projection behind it reads a copy. Gemma's norms scale in fp32.
-JOINED = ("phi3", "gpt_neox", "falcon")
-REJOINED = ("phi3", "gpt_neox", "deepseek_v2", "deepseek_v3")
-WIDE_NORMS = ("gemma", "gemma2", "gemma3_text")
+JOINED = ("phi3", "gpt_neox")
+REJOINED = ("phi3", "gpt_neox", "falcon", "deepseek_v2", "deepseek_v3")
+WIDE_NORMS = ("gemma", "gemma2", "gemma3_text", "gpt_oss")
+# Bytes that they keep per token, head and token of the sequence, with scores: softmax in fp32 and its result
+# in 16 bits, or one of the two; caps on scores 2, dropout 3.
+SCORES = {"gemma2": 8, "gpt_oss": 2, "falcon": 2, "llama4_text": 2, "gpt2": 5, "bert": 5, "t5": 5}
+USUAL_SCORES = 6
+# Which transformers sends through all experts, with a weight of nothing for those not chosen; others, which
+# split the model over ranks, do not.
+EVERY_EXPERT = ("llama4_text",)
 WIDE_ROUTERS = ("deepseek_v2", "deepseek_v3")  # which multiply in fp32
+
+
+def kernels_of(shape: Shape, layout: Layout, sequence: int, *, fused: bool, scores: bool) -> Kernels:
+    """How a job's layers are executed: what is not split over ranks, as transformers does it.
+
+    PyTorch's attention has no kernel for one head of keys that many heads of queries share, as Falcon-7B
+    calls it.
+    """
+    alone = not layout.splits
+    shared = shape.family == "falcon" and shape.kv_heads == 1 < shape.heads
+    wide = alone and shared and not scores and not fused
+    every = alone and shape.family in EVERY_EXPERT
+    return Kernels(fused, sequence if scores or wide else 0, wide_scores=wide, every_expert=every)
 
 
 @dataclass(frozen=True)
@@ -64,6 +92,7 @@ class SavedTensor:
 
 def layer(shape: Shape, number: int, lora: Lora | None = None, kernels: Kernels = EAGER) -> list[SavedTensor]:
     """The storages of one layer."""
+    shape = kernels.run(shape)
     mixer = _mixer(shape, number, lora, kernels)
     across = [*_across(shape, lora, kernels)] if shape.crosses(number) else []
     return [*_norms(shape, number, lora, kernels), *_attention(shape, lora, kernels), *across, *mixer]
@@ -113,6 +142,7 @@ def _latent(shape: Shape, latent: Latent, lora: Lora | None, kernels: Kernels) -
 
 def _attention(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[SavedTensor]:
     h, q, value = shape.hidden, shape.query_width, shape.value_width
+    each = 4 if kernels.wide_scores else 2
     yield from _inputs("q, k, v", 2 * h, ("q", "k", "v", "q_a", "kv_a"), lora, False)
     if shape.latent:
         yield from _latent(shape, shape.latent, lora, kernels)
@@ -129,17 +159,42 @@ def _attention(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[Sa
                     yield SavedTensor(f"fp32 copies of {name}", 4 * width, True, pieces)
                     if not lora:
                         yield SavedTensor(f"normalised {name}", _scaled(shape) * width, True, pieces)
-        yield SavedTensor("keys and values", 2 * 2 * kv, True, shape.kv_heads)
-        if shape.family in JOINED and not kernels.fused:
+        if _repeated(shape, kernels):
+            yield SavedTensor("keys and values of all heads", 2 * 2 * q, True)
+        else:
+            yield SavedTensor("keys and values", each * 2 * kv, True, shape.kv_heads)
+        if shape.family in JOINED and not kernels.fused and not _repeated(shape, kernels):
             yield SavedTensor("queries and keys before rotation", 2 * (q + kv), True)
-    yield SavedTensor("queries", 2 * q, True)
-    yield SavedTensor("attention output", 2 * value, True)
+    yield SavedTensor("queries", each * q, True)
+    alone = kernels.scores > 0 and not kernels.fused  # then only the projection behind it reads its output
+    if not alone:
+        yield SavedTensor("attention output", 2 * value, True)
     if kernels.scores:
-        yield SavedTensor("scores, their dropout and its mask", 5 * shape.heads * kernels.scores, True)
+        yield from _scores(shape, kernels)
     else:
         yield SavedTensor("log-sum-exp", 4 * shape.heads, True)
-    copied = shape.family in REJOINED and not kernels.fused and not kernels.scores
-    yield from _inputs("o", 2 * value, ("o",), lora, True, saved=not copied)
+    copied = shape.family in REJOINED and not kernels.fused
+    yield from _inputs("o", 2 * value, ("o",), lora, True, saved=not copied and not alone)
+
+
+def _repeated(shape: Shape, kernels: Kernels) -> bool:
+    """Whether each head has keys and values of its own, copies of those of its group."""
+    if kernels.fused or kernels.wide_scores or shape.kv_heads == shape.heads:
+        return False
+    return kernels.scores > 0 or (shape.family == "falcon" and shape.kv_heads > 1)
+
+
+def _scores(shape: Shape, kernels: Kernels) -> Iterator[SavedTensor]:
+    pairs = shape.heads * kernels.scores
+    if kernels.wide_scores:
+        yield SavedTensor("scores in fp32", 4 * pairs, True)
+    elif kernels.fused:
+        yield SavedTensor("scores, their dropout and its mask", (5 if shape.dropout else 2) * pairs, True)
+    else:
+        each = SCORES.get(shape.family, USUAL_SCORES)
+        yield SavedTensor("scores and what became of them", each * pairs, True)
+        if shape.sinks:
+            yield SavedTensor("scores of sinks", each * shape.heads, True)
 
 
 def _across(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[SavedTensor]:
@@ -175,6 +230,8 @@ def _mlp(shape: Shape, width: int, lora: Lora | None, kernels: Kernels) -> Itera
         yield SavedTensor("input of the activation", count * 2 * width, True)
     elif kernels.fused:
         yield SavedTensor("gate, up", 2 * 2 * width, True)
+    elif shape.family == "gpt_oss":
+        yield SavedTensor("gate, up, both clamped, a sigmoid and its product", 6 * 2 * width, True)
     else:
         yield SavedTensor("gate, its SiLU, up", 3 * 2 * width, True)
     yield from _inputs("down", 2 * width, ("down",), lora, True)
@@ -254,6 +311,7 @@ def kept_bytes(
     """What stays of a layer between its forward and its backward."""
     if checkpointing == "none":
         return layer_bytes(shape, number, tokens, layout, lora, kernels)
+    shape = kernels.run(shape)
     kept = _local(2 * shape.hidden, tokens, layout, split=False)
     if checkpointing != "full":
         kept += _attended(shape, tokens, layout)
@@ -290,8 +348,9 @@ def alternate(shape: Shape, number: int) -> list[str]:
     return [weight.name for weight in _alternate(shape, number)]
 
 
-def recomputed_share(shape: Shape, number: int) -> float:
+def recomputed_share(shape: Shape, number: int, kernels: Kernels = EAGER) -> float:
     """Of a layer's matrix products, what is computed again where every second one is kept."""
+    shape = kernels.run(shape)
     kept = sum(shape.reached(weight) for weight in _alternate(shape, number))
     return 1 - kept / shape.active(number)
 
@@ -310,6 +369,74 @@ def recomputed_bytes(
         return 0
     there = _attended(shape, tokens, layout) if checkpointing == "selective" else 0
     return layer_bytes(shape, number, tokens, layout, lora, kernels) - there
+
+
+def gradient_bytes(
+    shape: Shape, number: int, tokens: int, layout: Layout, lora: Lora | None = None, kernels: Kernels = EAGER
+) -> int:
+    """Gradients of activations at the widest moment of a layer's backward, less what it let go of by then.
+
+    That is behind the feed-forward: before its last matrix, or behind the activation, whose result and inputs
+    have one then; a compiler writes one of these over another. What the last matrix alone reads is let go of
+    in between. Sequence-parallel ranks may be wider at the first matrices, each of which gives a gradient of
+    the whole sequence; PyTorch's tensors of tensors are then added up beside both. One hidden state of the
+    whole sequence is counted as a buffer of communication.
+    """
+    shape = kernels.run(shape)
+    each = 1 if shape.is_dense(number) else shape.experts_per_token
+    width = shape.feed_forward if shape.is_dense(number) else shape.expert_width
+    read = 1 + shape.gated
+    one = -(-2 * width * each * tokens // layout.tensor)
+    arrived = _local(2 * shape.hidden, tokens, layout, split=False)
+    of_experts = 0 if shape.is_dense(number) else arrived * each
+    compiled = kernels.fused and (layout.by_pytorch or not layout.splits)
+    alone = not shape.relu and any(_inputs("down", 2 * width, ("down",), lora, True))
+    points = [one + of_experts, (1 + read - alone - compiled) * one]
+    if layout.sequence_parallel and layout.tensor > 1:
+        more = 0
+        if layout.by_pytorch:
+            more = read - 1 if compiled else 2 * (read - 1)
+        gone = sum(s.per_token for s in _mlp(shape, width, lora, kernels) if s.split) * each * tokens
+        whole = 2 * shape.hidden * tokens * (more if layout.by_pytorch else 1)
+        points.append(whole + read * one - gone // layout.tensor)
+    return arrived + max(points)
+
+
+def other_ranks_keys(shape: Shape, tokens: int, layout: Layout) -> int:
+    """Keys and values of all context ranks: PyTorch gathers them, of all heads, and a ring keeps its buffers.
+
+    Both let go of them behind each layer's attention, and fetch them again in its backward.
+    """
+    if layout.context == 1:
+        return 0
+    heads, pieces = shape.kv_heads, min(layout.tensor, shape.kv_heads)
+    if layout.by_pytorch or shape.latent:
+        heads, pieces = shape.heads, layout.tensor
+    width = (shape.query_width + shape.value_width) // shape.heads * heads
+    return 2 * tokens * layout.context * width // pieces
+
+
+def in_a_backward(
+    shape: Shape,
+    numbers: Iterable[int],
+    tokens: int,
+    layout: Layout,
+    lora: Lora | None,
+    checkpointing: Checkpointing,
+    kernels: Kernels,
+) -> list[MemoryPart]:
+    """What is there for as long as one layer's backward runs, of the layers whose kinds are given."""
+    again = gradients = 0
+    for n in numbers:
+        again = max(again, recomputed_bytes(shape, n, tokens, layout, lora, checkpointing, kernels))
+        gradients = max(gradients, gradient_bytes(shape, n, tokens, layout, lora, kernels))
+    return [
+        MemoryPart("one layer recomputed", again, "while its backward runs"),
+        MemoryPart("gradients of activations", gradients, "behind the feed-forward of one layer"),
+        MemoryPart(
+            "keys of other ranks", other_ranks_keys(shape, tokens, layout), "of one layer, and values"
+        ),
+    ]
 
 
 def head_saved(shape: Shape, tokens: int, layout: Layout, lora: Lora | None = None) -> int:

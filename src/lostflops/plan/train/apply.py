@@ -29,6 +29,8 @@ CALL_CHECKPOINTING = (
 FUSED_LOSS = "use a fused loss, such as LigerFusedLinearCrossEntropyLoss of liger-kernel"
 # Families that torchtitan has a model of; its Llama ties no embeddings, and DeepSeek-V2 is a size of its V3.
 TITAN = ("llama", "llama4_text", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+# Families whose attention transformers runs without a kernel unless it is told, and what to tell it.
+TOLD = {"gemma2": "flash_attention_2", "gpt_oss": "flex_attention"}
 BF16, FP32 = "load the model with dtype=torch.bfloat16", "load the model with dtype=torch.float32"
 
 FRAMEWORKS = ("HF Trainer", "Accelerate", "DeepSpeed", "torchtitan", "Megatron-LM")
@@ -310,6 +312,8 @@ def _torchtitan(training: Training) -> FrameworkSettings:
     )
     if t.fused_loss:
         more.append(FUSED_LOSS)
+    if t.executed.every_expert:
+        more.append("planned with each token in all experts: here it is in its own, in less time and memory")
     besides = (*_on_each_node(t), *more, *_calls(t, checkpoints=False))
     return FrameworkSettings("torchtitan", " ".join([start, *words]), {}, besides)
 
@@ -343,6 +347,9 @@ def _besides(training: Training, *, by_deepspeed: bool) -> Iterator[str]:
             yield "its gradients are then in fp32: plan with `--optimizer adam-fp32-gradients`"
         if t.layout.sharding == "fsdp2":
             yield "it reduces gradients in 16 bits; planned in fp32, as torchtitan does"
+    how = "eager" if t.attention == "scores" else TOLD.get(t.shape.family)
+    if how:
+        yield f'load the model with attn_implementation="{how}"'
     yield from _calls(t)
 
 

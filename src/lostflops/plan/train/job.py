@@ -68,7 +68,10 @@ class Training:
     @property
     def executed(self) -> Kernels:
         """How its layers are executed."""
-        return Kernels(self.kernels == "fused", self.sequence if self.attention == "scores" else 0)
+        return activation_memory.kernels_of(
+            self.shape, self.layout, self.sequence, fused=self.kernels == "fused",
+            scores=self.attention == "scores",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -365,11 +368,9 @@ def _moments(training: Training, stage: int) -> Iterator[Moment]:
         always.append(
             MemoryPart("logits of other microbatches", outputs, "PyTorch's pipeline returns them all")
         )
-    live_bytes = max(
-        activation_memory.recomputed_bytes(t.shape, n, tokens, t.layout, t.lora, t.checkpointing, t.executed)
-        for n in _kinds(t, stage)
+    live = activation_memory.in_a_backward(
+        t.shape, _kinds(t, stage), tokens, t.layout, t.lora, t.checkpointing, t.executed
     )
-    live = [MemoryPart("one layer recomputed", live_bytes, "while its backward runs")] if live_bytes else []
     # Of fp32 weights autocast makes 16-bit ones, which the forward and then the backward keep.
     whole, one = static_memory.cast(t.shape, t.layout, stage, t.optimizer, t.lora)
     casts, cast = (MemoryPart("16-bit copies of weights", size, "autocast") for size in (whole, one))
@@ -525,7 +526,7 @@ def _recompute(training: Training, number: int, cost: layer_time.Cost) -> float:
     done = exchanged.work(t, number)
     saved = layer_time.seconds(0, done.attention, t.gpu, fp8=False)
     if t.checkpointing == "alternate":
-        again = activation_memory.recomputed_share(t.shape, number)
+        again = activation_memory.recomputed_share(t.shape, number, t.executed)
         saved += layer_time.seconds((1 - again) * done.linear, 0, t.gpu, fp8=t.fp8, fine=t.fine)
         return max(cost.compute - saved, cost.memory / 2) + cost.exposed / 2
     return max(cost.compute - saved, cost.memory) + cost.exposed

@@ -163,6 +163,7 @@ def work(
     exchanged: Exchanged = SIXTEEN_BITS,
 ) -> LayerWork:
     """What a rank does for layer `number` and one microbatch of `sequences`."""
+    shape = kernels.run(shape)
     share = layout.tensor * layout.context
     tokens = -(-sequence * sequences // layout.context)
     linear = linear_operations(shape, number, sequence * sequences) / share
