@@ -397,8 +397,26 @@ def test_the_empty_caches_of_encoder_and_decoder_are_dropped() -> None:
         with pytest.warns(UserWarning, match="use_cache=False"):
             gradients_of(model, batch)
         assert len(checkpointed.layers) == 4 and checkpointed.recomputed == 4
-        # What a cache alone changes (masks, the order of random numbers) is not held against checkpointing.
         assert checkpointed.measure(lambda: tiny_models.loss_of(model, batch)).gradients_differing == ()
+
+
+@pytest.mark.filterwarnings("ignore:checkpointed layers fill no key-value cache")
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("sequence", [6, 9, 12])
+def test_layers_that_are_given_a_cache_round_as_they_do_with_it(sequence: int, dropout: float) -> None:
+    """Keys that went through one are joined in one piece; without, attention gets them as they were cut."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 4, "d_kv": 8}
+    config = T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0, dropout_rate=dropout)
+    model = T5ForConditionalGeneration(config).train()
+    batch = tiny_models.llama_batch(sequence)
+    torch.manual_seed(1)
+    plain = gradients_of(model, batch)
+    with optimize.checkpoint(model, keep=()):
+        torch.manual_seed(1)
+        assert equal(gradients_of(model, batch), plain)
 
 
 def test_a_layer_that_runs_twice_is_recomputed_twice() -> None:

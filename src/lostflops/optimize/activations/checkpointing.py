@@ -37,7 +37,7 @@ from lostflops.optimize.activations.checkpoint_measured import (
     state_put_back,
 )
 from lostflops.optimize.activations.checkpoint_repeats import Repeats
-from lostflops.optimize.activations.layer.arguments import LayerArguments
+from lostflops.optimize.activations.layer.arguments import LayerArguments, emptied
 from lostflops.optimize.activations.layer.state import Before, LayerState, state_tensors
 from lostflops.optimize.activations.random_numbers import RandomNumbers
 from lostflops.optimize.activations.unwritten_saves import unwritten_saves
@@ -82,7 +82,7 @@ def checkpoint(
     of whose classes are to be recomputed are, and nothing else; `every` and `keep` do not apply.
 
     Gradients are equal to the bit, with dropout, autocast, and random numbers of Python, of numpy and of
-    generators that a layer has as attributes. A key-value cache that training does not need is dropped in
+    generators that a layer has as attributes. A key-value cache that training does not need is not filled by
     these layers. Refuses what would be switched off or wrong: a model that already checkpoints, saved-tensor
     hooks inside a layer, compiled layers, BatchNorm and other buffers that a second forward would change
     again. What only shows when a layer runs (hooks, buffers, something to keep that is not there) is refused
@@ -288,13 +288,22 @@ class Checkpointed(AppliedRemedy):
         if not torch.is_grad_enabled():
             return forward(layer, *args, **kwargs)
         try:
-            args = tuple(self._without_cache(layer, value) for value in args)
-            kwargs = {name: self._without_cache(layer, value) for name, value in kwargs.items()}
-            if kwargs.get("use_cache"):
+            caches = {id(value) for value in (*args, *kwargs.values()) if self._is_cache(layer, value)}
+            if kwargs.get("use_cache") and not caches:
                 kwargs["use_cache"] = False
+
+            def with_own(_: Any, *values: Any, **named_values: Any) -> Any:
+                own = [emptied(value) if id(value) in caches else value for value in values]
+                named_own = {
+                    name: emptied(value) if id(value) in caches else value
+                    for name, value in named_values.items()
+                }
+                return forward(layer, *own, **named_own)
+
+            run = with_own if caches else forward
             if self._bypassed:
-                return forward(layer, *args, **kwargs)
-            return self._checkpointed(forward, layer, args, kwargs)
+                return run(layer, *args, **kwargs)
+            return self._checkpointed(run, layer, args, kwargs)
         except _Impossible:
             self.undo()
             raise
@@ -357,11 +366,11 @@ class Checkpointed(AppliedRemedy):
             self._check_kept()
         return result
 
-    def _without_cache(self, layer: torch.nn.Module, value: Any) -> Any:
-        """A cache would be written a second time by the recomputation; an empty one is of no use in
-        training."""
+    def _is_cache(self, layer: torch.nn.Module, value: Any) -> bool:
+        """Whether a layer is given a cache, which the recomputation would write a second time: an empty one
+        is of no use in training, and the layer gets one of its own each time."""
         if not (hasattr(value, "get_seq_length") and hasattr(value, "update")):
-            return value
+            return False
         indices = (getattr(module, "layer_idx", None) for module in layer.modules())
         index = next((one for one in indices if isinstance(one, int)), 0)
         filled = int(value.get_seq_length(index))
@@ -378,7 +387,7 @@ class Checkpointed(AppliedRemedy):
                 "checkpointed layers fill no key-value cache; pass use_cache=False in training", stacklevel=2
             )
         self.caches_dropped += 1
-        return None
+        return True
 
     def _contexts(self) -> Any:
         modes = _torch.create_selective_checkpoint_contexts(self._policy)

@@ -7,6 +7,7 @@ mask in a dictionary that was written for the next microbatch. A generator of ra
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
@@ -81,3 +82,19 @@ def _inside(value: Any) -> Any:
     if is_dataclass(value) and hasattr(value, "__dict__"):
         return None if isinstance(value, type) else cast("Any", vars(cast("Any", value)))
     return cast("Any", value) if isinstance(value, (*_CONTAINERS, tuple)) else None
+
+
+def emptied(cache: Any) -> Any:
+    """An empty key-value cache like this one, for one layer to fill: with it a layer computes as it does
+    with the model's, whose keys lie in memory otherwise than without any, and round otherwise."""
+    own: Any = copy.copy(cache)
+    for name in ("self_attention_cache", "cross_attention_cache"):
+        if (part := getattr(cache, name, None)) is not None:
+            setattr(own, name, emptied(part))
+    held = cast("dict[str, Any]", vars(own))
+    for name, value in held.items():
+        if isinstance(value, list):  # of layers, or of keys and of values
+            held[name] = [copy.copy(each) for each in cast("list[Any]", value)]
+        elif isinstance(value, dict):
+            held[name] = dict(cast("dict[Any, Any]", value))
+    return own
