@@ -117,14 +117,8 @@ def _advised(finding: Finding, given: Given) -> Finding:
     """The finding with its remedies by name, and in the words of the job's framework."""
     if finding.accounts and given.own_remedy(finding.accounts[0]):
         return replace(finding, remedies=finding.remedies or ())
-    if finding.name == LOADING and (each := _hands_over(given)):
-        return replace(
-            finding,
-            next=f"The loader takes {milliseconds(each)} per step, no more than handing over a batch costs "
-            "with any number of workers. Make the steps longer (a larger batch), or fetch the next batch on "
-            "a thread while the GPU computes.",
-            remedies=(),
-        )
+    if finding.name == LOADING and (said := _hands_over(given)):
+        return replace(finding, next=said, remedies=())
     key = asks_for(finding, given)
     if finding.name == OTHER_GPU and not given.data_parallel:
         return replace(finding, next=TURNS, remedies=given.named(key))
@@ -144,13 +138,21 @@ def _asked(finding: Finding, given: Given, edits: Mapping[str, str]) -> Finding:
     return finding if given.on_host and edit in OF_DEVICES else replace(finding, edit=edit)
 
 
-def _hands_over(given: Given) -> int:
-    """The CPU's time per step in the loader where that is no more than passing a batch on, ns; else 0."""
+def _hands_over(given: Given) -> str:
+    """What to do where the CPU's time in the loader is no more than passing batches on; else empty."""
     table = given.table("idle_summary")
     if table is None:
-        return 0
+        return ""
     spent = int(table.filter(pl.col("account") == "idle.data_loading")["host_per_step"].sum())
-    return spent if spent <= HANDING_OVER else 0
+    many = max(1, round(given.fetches / max(1, given.num_steps)))
+    if not 0 < spent <= many * HANDING_OVER:
+        return ""
+    each = f"{milliseconds(spent // many)} {f'for each of {many} batches a step' if many > 1 else 'per step'}"
+    return (
+        f"The loader takes {each}, no more than handing over a batch costs with any number of workers. "
+        f"{'Take fewer and larger batches' if many > 1 else 'Make the steps longer (a larger batch)'}, or "
+        "fetch the next batch on a thread while the GPU computes."
+    )
 
 
 def _within(finding: Finding, step: int) -> Finding:

@@ -8,13 +8,14 @@ from dataclasses import replace
 import polars as pl
 
 from lostflops.accounts import ACCOUNTS
-from lostflops.finding import Finding, percent
+from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipes.copies.beside_work import VALUE_BYTES
 from lostflops.recipes.copies.cost import advice, costliest
 from lostflops.recipes.copies.summary_by_time import WORTH_SAYING as EXPOSED_FROM
 
+from .declared import NO_EDIT
 from .idle.named import SAVES, SAVES_OR_LOGS, names_of
-from .names import NAMED_FROM
+from .names import NAMED_FROM, spoken
 from .page_findings import PER_STEP, PageFindings
 
 COPIES = ("copies-exposed", "copies-pageable")
@@ -25,6 +26,11 @@ HALF = 0.5
 AROUND = re.compile(r"^aten::(?:to|_to_copy|copy_)(?: in |$)")
 CHECKPOINT, BOTH_HOLD = "idle.checkpoint_logging", "Checkpoints and logging hold"
 WORTH_SAYING = 0.01
+LOOK_AT_CPU = (
+    "Look at what the CPU does before it launches what comes next: a loader, logging, a value that is read. "
+    "Faster copies do not help."
+)
+BESIDE_FROM = 0.05  # of a step, in which the GPU only copies what nothing waits for
 # Idle time after work was launched: what it waits for, and a call that blocks with it, is no copy's doing.
 NOT_OWN = ("idle.unrecorded", "idle.dependency")
 IDLES_TOO = ", and the GPU idles another"
@@ -34,6 +40,7 @@ MOSTLY_VALUES = 0.9  # of the copies to the host: then it is those that the host
 def join_copies(page: PageFindings) -> None:
     """Leave copies to the checkpoint or the synchronisation that makes them, else join them into one."""
     _in_checkpoints(page)
+    _not_waited_for(page)
     _waiting_for_unrecorded_work(page)
     found = [f for f in page.all() if f.name in COPIES]
     if not found:
@@ -88,6 +95,46 @@ def _in_checkpoints(page: PageFindings) -> None:
             ns_per_step=max(joined.ns_per_step, joined.size),
             accounts=(*joined.accounts, "copy"),
         ),
+    )
+
+
+def _not_waited_for(page: PageFindings) -> None:
+    """Tell the copies of a checkpoint in the background apart: what begins while they go on did not wait for
+    them, and is late for what the CPU does."""
+    given = page.given
+    outlasted = given.outlasted // max(1, given.num_steps)
+    if not outlasted:
+        return
+    for finding in [f for f in page.all() if f.name == "copies-exposed"]:
+        left = finding.size - outlasted
+        if not page.reaches(left, EXPOSED_FROM):
+            page.drop(finding)
+            continue
+        claim = PER_STEP.sub(page.share(left), finding.claim, count=1)
+        fact = f"{milliseconds(outlasted)} more are exposed, of checkpoints for which nothing waits"
+        page.replace(
+            finding, replace(finding, claim=claim, cost_per_step=left, evidence=(*finding.evidence, fact))
+        )
+    if not page.reaches(outlasted, BESIDE_FROM):
+        return
+    saves = given.saving["name"].drop_nulls().unique().sort().to_list()
+    page.put(
+        Finding(
+            name="checkpoint-inside-step",
+            claim=f"The GPU only copies a checkpoint for {page.share(outlasted)}. What it runs next does not "
+            "wait for these copies: the CPU launches it late.",
+            gain="unknown",
+            cost_per_step=outlasted,
+            evidence=tuple(
+                f"another thread saves meanwhile, {spoken(name)}, and Python lets one thread run at a time"
+                for name in saves[:1]
+            ),
+            next=ACCOUNTS[CHECKPOINT].remedy if saves else LOOK_AT_CPU,
+            remedies=None if saves else (),
+            recipe="copy_summary_by_time",
+            accounts=("copy", CHECKPOINT),
+            edit=NO_EDIT,
+        )
     )
 
 

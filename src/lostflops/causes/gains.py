@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from lostflops.errors import LostflopsError
-from lostflops.finding import Finding, PredictedGain
+from lostflops.finding import Finding, PredictedGain, milliseconds, percent
 from lostflops.session import Session
 
 from .names import BUBBLE
@@ -14,6 +15,12 @@ from .names import BUBBLE
 MOST_EDITS = 3
 MOST_EVENTS = 2_000_000  # of a recording: replaying one takes a second for each million
 DISAPPOINTS = 0.5  # of what a finding costs, that a replay without its cause has to gain to keep its place
+SURELY = 1.1  # times what a late rank is seen to cost, from which on a replay's least is surely more
+PASSED_ON = (
+    "that is more than is waited for it: who waits for it comes late to others, which a replay with it like "
+    "the others adds up"
+)
+LATE = re.compile(r"(Rank \d+) is [\d.,]+ \S+ late per step \([\d.]+ %\)")
 LEAST = 0.01  # of the step, from which on what a finding costs is worth a replay
 
 
@@ -79,4 +86,23 @@ def _with(finding: Finding, gain: PredictedGain, mean_step: float) -> Finding:
     if finding.gain == "at most" and not gain.refused:
         bound = min(max(bound, gain.ns), round(mean_step))
         gain = replace(gain, high_ns=min(gain.high_ns, bound))
-    return replace(finding, predicted=gain, ns_per_step=bound)
+    told = replace(finding, predicted=gain, ns_per_step=bound)
+    return _with_passed_on(told, gain, mean_step)
+
+
+def _with_passed_on(finding: Finding, gain: PredictedGain, mean_step: float) -> Finding:
+    """A late rank at what it costs where that is surely more than what is seen to wait for it.
+
+    Who waits for it comes late to other groups, and what runs after that hides less: only a replay adds that
+    up.
+    """
+    late = LATE.match(finding.claim) if finding.rank is not None and not gain.refused else None
+    if late is None or gain.low_ns < max(SURELY * finding.size, finding.size + LEAST * mean_step):
+        return finding
+    cost = f"{milliseconds(gain.ns)} longer ({percent(gain.ns, mean_step)})"
+    return replace(
+        finding,
+        claim=f"{late[1]} makes a step {cost}{finding.claim[late.end() :]}",
+        cost_per_step=gain.ns,
+        evidence=(PASSED_ON, *finding.evidence),
+    )

@@ -57,7 +57,7 @@ WINDOW = ("rank", "start", "end")
 SCHEDULE = pl.Schema({"schedule": pl.String})
 INTERLEAVED, ZERO_BUBBLE = "interleaved", "zb"
 CHECKPOINT = "idle.checkpoint_logging"
-OTHER_HOST = "idle.other_host_work"
+OTHER_HOST, LOADING = "idle.other_host_work", "idle.data_loading"
 HOST_WAITS = "host-waits-for-device"  # the finding about a CPU that reads values in steps
 BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
 BESIDE = pl.Schema({"rank": pl.Int32, "name": pl.String, "time": pl.Int64, "pauses": pl.Int64})
@@ -115,8 +115,10 @@ class Given:
     paces: pl.DataFrame = field(default_factory=PACES.to_frame)
     flops: Mapping[int, float] = field(default_factory=dict[int, float])
     in_checkpoints: int = 0
+    outlasted: int = 0  # exposed copying of checkpoints for which nothing waits, ns
     in_long_pauses: int = 0
     launches_beside: int = 0  # slow launching while two threads are at it, ns
+    fetches: int = 0  # how often the loader is asked for a batch in all steps
     micro_batches: int = 0  # of each step, where that is sure
     beside_work: int = 0  # what the busiest stream of each rank leaves free of all its steps, ns
     saving: pl.DataFrame = field(default_factory=SAVING.to_frame)
@@ -375,7 +377,11 @@ def gather(
         paces=folded("paces", PACES, lambda: paces_of(trace, ledger)) if not on_host else PACES.to_frame(),
         flops=dict(folded("flops", ASKED, lambda: asked_flops(trace, counted)).iter_rows()) if many else {},
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
+        outlasted=total("outlasted", _outlasted) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
+        fetches=total("fetches", partial(_fetches, trace))
+        if any(f.accounts == (LOADING,) for a in answers.values() for f in a.findings)
+        else 0,
         micro_batches=0 if on_host else total("micro_batches", in_turn),
         beside_work=total("beside_work", lambda session, _: _beside_work(session)) if not on_host else 0,
         between_nodes=total("between_nodes", partial(_between_nodes, trace)) if not on_host else 0,
@@ -536,6 +542,22 @@ def _in_long_pauses(session: Session, counted: pl.DataFrame) -> int:
     return int(pauses.select(length.sum()).collect().item() or 0)
 
 
+def _fetches(trace: Trace, session: Session, counted: pl.DataFrame) -> int:
+    spans, steps = _table(session, "host_spans"), trace.table("steps")
+    if spans is None or steps is None:
+        return 0
+    windows = steps.join(counted.lazy(), on=["rank", "step"], how="semi").select(
+        "rank", start=pl.coalesce("host_start", "start"), until=pl.coalesce("host_end", "end")
+    )
+    begun = (
+        spans.filter(pl.col("account") == LOADING)
+        .select("rank", "start")
+        .sort("start")
+        .join_asof(windows.sort("start").collect(), on="start", by="rank", check_sortedness=False)
+    )
+    return int((begun["start"] < begun["until"]).sum())
+
+
 def _beside_work(session: Session) -> int:
     streams = _table(session, "busiest_stream")
     return 0 if streams is None else int(streams["beside"].sum())
@@ -547,8 +569,16 @@ def _between_nodes(trace: Trace, session: Session, counted: pl.DataFrame) -> int
 
 
 def _in_checkpoints(session: Session, counted: pl.DataFrame) -> int:
+    saving = _copied_in_checkpoints(session, counted)
+    return int(saving["exposed"].sum()) - int(saving["outlasted"].sum())
+
+
+def _outlasted(session: Session, counted: pl.DataFrame) -> int:
+    return int(_copied_in_checkpoints(session, counted)["outlasted"].sum())
+
+
+def _copied_in_checkpoints(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
     copies = _table(session, "copies_by_cause")
     if copies is None:
-        return 0
-    saving = copies.filter(pl.col("cause") == CHECKPOINT).join(counted, on=["rank", "step"], how="semi")
-    return int(saving["exposed"].sum())
+        return pl.DataFrame(schema={"exposed": pl.Int64, "outlasted": pl.Int64})
+    return copies.filter(pl.col("cause") == CHECKPOINT).join(counted, on=["rank", "step"], how="semi")

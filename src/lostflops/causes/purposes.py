@@ -3,6 +3,7 @@
 The process group's description says it where there is one. Else the operation does: sends and receives join
 pipeline stages, an all-to-all exchanges tokens or rows, an all-gather or a reduce-scatter brings shards. An
 all-reduce is of gradients, unless the forward pass makes it: then it adds up what ranks computed of a layer.
+So does a reduce-scatter of the forward pass, as with sequence parallelism, and its all-gathers bring tokens.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ BY_KIND: Mapping[str, str] = {
     "barrier": BARRIERS,
     "broadcast": BROADCASTS,
 }
+REDUCE = ("all-reduce", "reduce-scatter")
 # What these are for is plain, in whatever group they run.
 BY_KIND_ALONE = (STAGES, BARRIERS, BROADCASTS)
 # Of a group's bytes that all-reduces move, from which on those of the forward pass make it tensor parallel:
@@ -189,7 +191,7 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     known = rows.select(
         said=group.str.extract(r"^(\S+)").replace_strict(described, default=None, return_dtype=pl.String),
         kind=kind.replace_strict(dict(BY_KIND), default=None, return_dtype=pl.String),
-        reduces=kind == "all-reduce",
+        reduces=kind.is_in(REDUCE),
         group=group,
         rank="rank",
         size=pl.max_horizontal("bytes_in", "bytes_out").fill_null(1),
@@ -199,10 +201,10 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     moved = pl.col("size").filter(pl.col("reduces"))
     forward = pl.col("size").filter(pl.col("reduces") & pl.col("forward"))
     share = (forward.sum() / moved.sum()).over("rank", "group").fill_nan(0).fill_null(0)
-    tensor = pl.col("reduces") & (share >= IN_FORWARD)
+    tensor = (pl.col("reduces") | (pl.col("kind") == SHARDS)) & (share >= IN_FORWARD)
     # Without passes, what begins in a step's first part may be of layers; what comes later is of gradients.
     early = pl.col("group").is_in(_early(trace, rows)) if not _tells_passes(trace) else pl.lit(False)
-    untold = pl.col("reduces") & early & pl.col("said").is_null()
+    untold = (pl.col("kind") == GRADIENTS) & early & pl.col("said").is_null()
     moves = pl.col("kind").is_in(BY_KIND_ALONE)
     of_layers = pl.col("said").is_in([TENSOR, CONTEXT])
     ring = _in_rings(rows) | pl.lit(_multiplies_first(trace, rows)) | of_layers

@@ -229,14 +229,28 @@ class Replay:
     def _inside(self) -> np.ndarray:
         """Which edges an edit changes; one flag each.
 
-        Where several steps count, all: what a step begins with is what the one before left. Of one or two
-        steps the work before would move where they begin, so only theirs.
+        Where several steps count, all that was recorded on all ranks: what a step begins with is what the one
+        before left. Of one or two steps the work before would move where they begin, so only theirs.
         """
-        if len(np.unique(self.known.steps.step)) >= STEADY:
-            return np.ones(len(self.job.edges.target), bool)
         target = self.job.edges.target
+        if len(np.unique(self.known.steps.step)) >= STEADY:
+            return self._on_all_ranks(target)
         is_join = target >= 2 * self.job.operations.height
         return is_join | in_steps(self.job, self.known.steps, target)
+
+    def _on_all_ranks(self, points: Int) -> np.ndarray:
+        """Which points come when all ranks are recorded. Steps that one rank lacks cannot be changed on it:
+        changed on the others, these would wait for it in the first step that it has."""
+        steps, of = self.job.steps, self.job.operation_of(points)
+        first = steps.group_by("rank").agg(pl.col("step").min())["step"].max()
+        since = np.full(len(points), NEVER)
+        for rank, at in (
+            steps.filter(pl.col("step") == first, pl.col("step") > pl.col("step").min())
+            .select("rank", pl.coalesce("host_start", "start"))
+            .iter_rows()
+        ):
+            since[self.job.ranks[of] == rank] = at
+        return self.job.measured[points] >= since
 
     def _times(self, lags: Int, made: Sequence[Edited]) -> Int:
         job, more, points = self.job, list[Edges](), len(self.job.measured)

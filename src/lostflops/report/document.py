@@ -44,7 +44,8 @@ def document(page: Page) -> bytes:
         "top": [
             {"name": top.name, "ns_per_step": top.ns_per_step, "share": top.share} for top in page.facts.top
         ],
-        "steps": rows(page.steps.select("rank", "step", "start", "end", "source", "complete")),
+        "mean_step": _mean_step(page),
+        "steps": rows(_steps(page)),
         "ledger": rows(page.ledger.select("rank", "step", "account", "ns")),
         "findings": [
             {
@@ -90,6 +91,28 @@ def document(page: Page) -> bytes:
         },
     }
     return msgspec.json.encode(parts) + b"\n"
+
+
+def _mean_step(page: Page) -> dict[str, Any] | None:
+    """Sums over the steps that count, ns: divided by their number they are the step that a page shows."""
+    spent = page.budget
+    if spent is None:
+        return None
+    accounts = {line.account: line.ns for line in spent.lines if line.depth or not spent.parts(line.account)}
+    return {
+        "steps": spent.num_windows,
+        "ns": round(spent.mean),
+        "sum_ns": spent.ns,
+        "sum_ns_by_account": accounts,
+    }
+
+
+def _steps(page: Page) -> pl.DataFrame:
+    """All steps, with whether each counts and why not."""
+    counts = page.counted.select("rank", "step", counts=pl.lit(True))
+    return page.steps.join(counts, on=["rank", "step"], how="left", maintain_order="left").select(
+        "rank", "step", "start", "end", "source", "complete", "left_out", pl.col("counts").fill_null(False)
+    )
 
 
 def rows(table: pl.DataFrame) -> msgspec.Raw:

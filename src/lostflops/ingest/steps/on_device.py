@@ -14,9 +14,9 @@ there. Their kernels (communication among them) decide as long as the main strea
 it waits for them they belong to the step that launched them, where it does not they are hidden. Copies on
 streams of their own decide nothing: a checkpoint that drains for half a second makes no step longer.
 
-Work without a recorded launch was launched when its predecessor on its stream was; without a predecessor, on
-the main stream before the recording. Where most work has no launch, though the recording had begun, the
-host's marks stay.
+Work without a recorded launch was launched when its predecessor on its stream was, or, where nothing ran for
+long before it, when it began; without a predecessor, on the main stream before the recording. Where most work
+has no launch, though the recording had begun, the host's marks stay.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ Int = npt.NDArray[np.int64]
 EARLIEST, LATEST = -(2**62), 2**62
 # Launched work that does not begin for so long, while nothing runs, waits for work that was not recorded.
 LONG = 1_000_000  # ns
+# What was queued begins within microseconds of the end of what it waits for, and not on a device that did
+# nothing for so long.
+IDLE = 100_000  # ns
 MOST_COMPARED = 16  # steps with the first
 FEWEST_LAUNCHED = 0.5  # of the device's rows: with fewer launches, boundaries stay where the host marked them
 # From this share of a step on, the device was behind when the recording began.
@@ -94,13 +97,15 @@ def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> DeviceWor
         )
     # A predecessor is the row before it on the stream; launches on one stream are in the order of its rows.
     known = pl.col("launch_start")
+    rows = rows.sort("start", "end", "launch_start", nulls_last=True)
     if rows["launch_start"].null_count():
+        idle = pl.col("start") - pl.col("end").cum_max().shift(1) >= IDLE
+        seen = pl.col("launch_start").is_not_null().cum_max().over("device", "stream")
+        known = pl.coalesce(known, pl.when(idle & seen).then("start"))
         known = known.forward_fill().over("device", "stream")
-    rows = (
-        rows.sort("start", "end", "launch_start", nulls_last=True)
-        .with_columns(main=main, launched=pl.col("launch_start").is_not_null(), launch=known)
-        .with_columns(beside=~pl.col("main") & pl.col("decides"))
-    )
+    rows = rows.with_columns(
+        main=main, launched=pl.col("launch_start").is_not_null(), launch=known
+    ).with_columns(beside=~pl.col("main") & pl.col("decides"))
     is_main = rows["main"].to_numpy()
     # Beside the main stream a row without launch and predecessor belongs to the step in which it runs; so it
     # does on a main stream whose launches all lack.

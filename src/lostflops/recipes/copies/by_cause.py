@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import polars as pl
 
 from lostflops import intervals
@@ -10,6 +12,7 @@ from lostflops.recipe import Example, recipe
 from lostflops.recipes.accounting import COPY, HOST_CAUSES
 from lostflops.tables import Copies
 
+NEVER = 2**62  # ns: nothing comes after
 CAUSES = tuple(f"idle.{cause}" for cause in HOST_CAUSES)
 
 
@@ -23,6 +26,7 @@ CAUSES = tuple(f"idle.{cause}" for cause in HOST_CAUSES)
         "step": Id("step number"),
         "cause": Name("account of what the host was at when it launched the copy; null where it was at none"),
         "exposed": Time("time of the step in which nothing but copies of that cause, or later ones, run"),
+        "outlasted": Time("how much of that is before work that begins while these copies still go on"),
     },
     examples=[
         Example(
@@ -42,8 +46,27 @@ CAUSES = tuple(f"idle.{cause}" for cause in HOST_CAUSES)
                 "ranks": [{"device_kind": "gpu", "main_thread": 7}],
             },
             expect=[
-                {"rank": 0, "step": 1, "cause": "idle.checkpoint_logging", "exposed": 22},
-                {"rank": 0, "step": 1, "cause": None, "exposed": 17},
+                {"rank": 0, "step": 1, "cause": "idle.checkpoint_logging", "exposed": 22, "outlasted": 0},
+                {"rank": 0, "step": 1, "cause": None, "exposed": 17, "outlasted": 0},
+            ],
+        ),
+        Example(
+            "kernels do not wait for what a checkpoint copies on a stream of its own, but for the host",
+            given={
+                "steps": [{"step": 1, "start": 0, "end": 100}],
+                "kernels": [
+                    {"start": 0, "end": 20, "launch_start": -9, "launch_end": -8, "thread": 7},
+                    {"start": 50, "end": 100, "launch_start": 48, "launch_end": 49, "thread": 7},
+                ],
+                "copies": [
+                    {"start": 21, "end": 47, "launch_start": 11, "launch_end": 12, "thread": 7, "stream": 30},
+                    {"start": 48, "end": 90, "launch_start": 13, "launch_end": 14, "thread": 7, "stream": 30},
+                ],
+                "ranges": [{"start": 10, "end": 15, "thread": 7, "name": "save_checkpoint"}],
+                "ranks": [{"device_kind": "gpu", "main_thread": 7}],
+            },
+            expect=[
+                {"rank": 0, "step": 1, "cause": "idle.checkpoint_logging", "exposed": 28, "outlasted": 28}
             ],
         ),
     ],
@@ -52,18 +75,58 @@ def copies_by_cause(device_runs: pl.LazyFrame, host_spans: pl.LazyFrame, copies:
     """Split each step's exposed copies by the cause of idleness that the host was at when it launched them.
 
     The ledger counts them as copies, because the device copies; but without the checkpoint that asked for
-    them they would not be.
+    them they would not be. Work that begins while the copies of a cause go on, or are still to come, did not
+    wait for them: what the device was free for before it has another reason, such as a host that launches
+    late.
     """
     moves = copies.filter(~pl.col("communication")).select(
         "rank", "thread", "start", "end", begun="launch_start"
     )
     layers = {cause: _launched_in(moves, host_spans.filter(pl.col("account") == cause)) for cause in CAUSES}
     exposed = device_runs.filter(pl.col("account") == COPY).drop("account")
+    runs = intervals.paint(exposed, layers, by=["rank"], account="cause").collect()
+    length = pl.col("end") - pl.col("start")
     return (
-        intervals.paint(exposed, layers, by=["rank"], account="cause")
+        _with_next(runs, device_runs, layers)
+        .lazy()
         .group_by("rank", "step", "cause")
-        .agg(exposed=(pl.col("end") - pl.col("start")).sum())
+        .agg(exposed=length.sum(), outlasted=length.filter(pl.col("next") < pl.col("until")).sum())
         .sort("rank", "step", "exposed", "cause", descending=[False, False, True, False])
+    )
+
+
+def _with_next(
+    runs: pl.DataFrame, device_runs: pl.LazyFrame, layers: Mapping[str, pl.LazyFrame]
+) -> pl.DataFrame:
+    """The runs with the start of the `next` work that is no copy, and `until` when copies of the run's cause
+    that were launched before it go on, one after the other; null where they do not."""
+    busy = pl.col("account").cast(pl.String)
+    works = device_runs.filter((busy == "compute") | busy.str.starts_with("communication"))
+    following = (
+        runs.sort("end")
+        .join_asof(
+            works.select("rank", next="start").sort("next").collect(),
+            left_on="end",
+            right_on="next",
+            by="rank",
+            strategy="forward",
+            coalesce=False,
+            check_sortedness=False,
+        )
+        .with_columns(pl.col("next").fill_null(NEVER))
+    )
+    goes_on = [
+        intervals.union(moves.select("rank", pl.col("begun").alias("start"), "end"), ["rank"]).select(
+            "rank", pl.lit(cause).alias("cause"), since="start", until="end"
+        )
+        for cause, moves in layers.items()
+    ]
+    return following.sort("next").join_asof(
+        pl.concat(goes_on).sort("since").collect(),
+        left_on="next",
+        right_on="since",
+        by=["rank", "cause"],
+        check_sortedness=False,
     )
 
 
@@ -81,5 +144,5 @@ def _launched_in(moves: pl.LazyFrame, spans: pl.LazyFrame) -> pl.LazyFrame:
             check_sortedness=False,
         )
         .filter(pl.col("begun") < pl.col("_until"))
-        .select("rank", "start", "end")
+        .select("rank", "start", "end", "begun")
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +43,7 @@ LEDGER = pl.Schema(
         "ns": pl.Int64,
     }
 )
+STEPS_COUNTED = pl.Schema({"rank": pl.Int32, "step": pl.Int64})
 # Kernel time of no known family is a fault of ours from this share on, and then stands among the warnings.
 UNCLASSIFIED_PER_MILLE = 10
 # What lies outside of the time that counts is told from this share of a recording on.
@@ -91,6 +92,8 @@ class Page:
     # Where in time findings can be seen, by their names: only a page that draws them asks.
     moments: Callable[[], Moments] = lambda: Moments({})
     is_apart: bool = False  # whether its recordings are not of one run at one time
+    # Rank and step of the steps that the budget and all figures per step are of.
+    counted: pl.DataFrame = field(default_factory=STEPS_COUNTED.to_frame)
 
     @property
     def untraced(self) -> bool:
@@ -247,6 +250,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
         skipped=tuple(skipped),
         quality=tuple(sorted((q for q in trace.manifest.quality if q.name != OF_OTHER_TIMES), key=_gravity)),
         is_apart=bool(apart),
+        counted=counting,
         source_names=tuple(source.name for source in trace.manifest.sources),
         pipeline=pipeline(by_name, _passes(session, by_name)),
         given=trace.given,

@@ -22,6 +22,7 @@ NAMES: Mapping[str, str] = {
     **{account.name: account.verdict for account in ACCOUNTS.values() if account.verdict},
 }
 
+BARELY = 0.5  # of what the first finding costs: a group of accounts that holds less is not what it is about
 # A loss that is so many times as large as the first finding, and not about it, leads the verdict.
 FAR_LARGER = 2
 
@@ -100,7 +101,8 @@ def _bound_by(first: Finding, budget: Budget, on_host: bool, length: str) -> str
         return f"{own.job}: {_share(first, budget)} of the {length} is {own.time}."
     loss = next((g for g in budget.groups if g.account == group and group != "compute"), None)
     name = _called(first.accounts[0])
-    if loss is None:
+    if loss is None or loss.ns < BARELY * first.size * budget.num_windows:
+        # Most of what it costs lies elsewhere, such as the copies of a checkpoint.
         return f"{name}: {_share(first, budget)} of the {length} is {_noun(first)}."
     return f"{name or _loss_name(loss, budget)}: {_loss(loss, on_host, length, budget)}."
 

@@ -1,0 +1,201 @@
+"""Pages of small programs whose truth follows from what was planted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import lostflops
+from lostflops.report.first_page.page import Page
+from programs import MS, Group, Machine, Step, recorded, thread_beside
+
+ALL = Group("0", (0, 1, 2, 3))
+
+
+def train(step: Step, layers: int = 8, us: float = 200) -> None:
+    for _ in range(layers):
+        step.forward(us)
+    with step.backward():
+        for _ in range(layers):
+            step.back(us)
+
+
+def data_parallel(step: Step, number: int, late: int | None = None, us: float = 300) -> None:
+    step.loads(12.3 if step.rank == late else 0.3)
+    for _ in range(8):
+        step.forward(150)
+    with step.backward():
+        done = ""
+        for layer in range(8):
+            step.back(150)
+            if layer % 2:
+                done = step.sends("all-reduce", ALL, us, waits=False)
+        step.p.wait(done, 7)
+    step.updates()
+    step.reads()
+
+
+@pytest.mark.parametrize("since", [{}, {1: 4}])
+def test_ranks_that_were_recorded_for_fewer_steps_take_nothing_off_a_prediction(
+    tmp_path: Path, since: dict[int, int]
+) -> None:
+    """Rank 2 loads 12 ms longer than the others: like them it makes each step 12 ms shorter."""
+    late = recorded(tmp_path / "late", lambda s, n: data_parallel(s, n, late=2), 4, 6, since=since)
+    well = recorded(tmp_path / "well", data_parallel, 4, 6)
+    page, healthy = lostflops.why(late), lostflops.why(well).budget
+    first = page.findings[0]
+    assert (first.name, first.rank) == ("rank-arrives-last", 2)
+    assert first.predicted is not None and page.budget is not None and healthy is not None
+    assert first.predicted.ns == pytest.approx(page.budget.mean - healthy.mean, rel=0.02)
+
+
+def test_many_batches_of_a_step_that_are_handed_over_need_no_more_workers(tmp_path: Path) -> None:
+    """Eight batches of 300 µs each: that is what a queue between processes costs."""
+
+    def step(s: Step, number: int) -> None:
+        for _ in range(8):
+            s.loads()
+            train(s, 3)
+            s.reads()
+        s.updates()
+
+    (finding,) = (
+        f for f in lostflops.why(recorded(tmp_path, step)).findings if f.name == "data-loading-starves-device"
+    )
+    assert "for each of 8 batches a step, no more than handing over a batch costs" in finding.next
+    assert finding.remedies == ()
+
+
+def with_checkpoint(step: Step, number: int, slow: bool = False, blocks: bool = False) -> None:
+    """60 MB leave on a stream of their own while the next step runs, or while the CPU waits for them."""
+    step.p.noise = 0.02
+    step.loads()
+    for _ in range(8):
+        if slow:
+            step.p.work(150)
+        step.forward(100)
+    with step.backward():
+        for _ in range(8):
+            step.back(100)
+    step.updates()
+    step.reads()
+    with step.frame("torch/distributed/checkpoint/state_dict_saver.py(250): async_save"):
+        for _ in range(3):
+            step.copies(20)
+        if blocks:
+            step.p.synchronise("cudaStreamSynchronize", 30)
+
+
+def page(folder: Path, steps: int = 5, **how: bool) -> Page:
+    def saves(machine: Machine) -> None:
+        name = "torch/serialization.py(943): save"
+        thread_beside(machine, 0, name, [(number, 4.0) for number in range(2, 2 + steps)])
+
+    made = recorded(folder, lambda s, n: with_checkpoint(s, n, **how), steps=steps, stacks=True, beside=saves)
+    return lostflops.why(made)
+
+
+def test_a_checkpoint_in_the_background_does_not_hold_the_job_up(tmp_path: Path) -> None:
+    """Its copies take 3 ms of each step; the 0.4 ms that nothing hides are those in which the CPU loads."""
+    said = page(tmp_path)
+    assert said.budget is not None and said.budget.of("copy") > 0.02 * said.budget.ns
+    assert not [f.claim for f in said.findings if "hold" in f.claim or f.name == "copies-exposed"]
+
+
+def test_copies_that_nothing_waits_for_show_a_cpu_that_is_late(tmp_path: Path) -> None:
+    """The CPU launches the forward pass slowly; the GPU copies meanwhile."""
+    said = page(tmp_path, slow=True)
+    first = said.findings[0]
+    assert first.claim.startswith("The GPU only copies a checkpoint for ") and said.budget is not None
+    assert first.size == pytest.approx(said.budget.of("copy") / said.budget.num_windows, rel=0.05)
+    assert first.claim.endswith("does not wait for these copies: the CPU launches it late.")
+    assert first.gain == "unknown" and "another thread saves meanwhile" in first.evidence[0]
+
+
+def test_copies_of_a_checkpoint_that_the_cpu_waits_for_hold_the_job_up(tmp_path: Path) -> None:
+    said = page(tmp_path, blocks=True)
+    first = said.findings[0]
+    assert "hold the job up for 3.0" in first.claim and first.gain == "at most"
+    assert said.verdict.startswith("Held up by checkpoints")
+    assert "of the" in said.verdict and "the GPU is idle" not in said.verdict
+
+
+def test_sequence_parallelism_is_no_sharding_where_no_group_is_described(tmp_path: Path) -> None:
+    """Shards are never reduced in the forward pass."""
+    group = Group("1", (0, 1, 2, 3))
+
+    def step(s: Step, number: int) -> None:
+        for _ in range(6):
+            s.sends("all-gather", group, 60)
+            s.forward(150)
+            s.sends("reduce-scatter", group, 60)
+        with s.backward():
+            for _ in range(6):
+                s.sends("all-gather", group, 60)
+                s.back(150)
+                s.sends("reduce-scatter", group, 60)
+        s.updates()
+        s.reads()
+
+    first = lostflops.why(recorded(tmp_path, step, 4, groups=[group])).findings[0]
+    assert first.name == "communication-exposed"
+    assert "all of it: tensor parallelism" in first.evidence
+    assert "accumulate" not in first.next.replace("accumulating gradients does not save any", "")
+
+
+def hybrid(step: Step, number: int) -> None:
+    """Weights are sharded over four ranks, gradients reduced over two such groups as well."""
+    shard = Group(f"s{step.rank // 4}", tuple(range(step.rank // 4 * 4, step.rank // 4 * 4 + 4)))
+    twin = Group(f"r{step.rank % 4}", (step.rank % 4, step.rank % 4 + 4), 24)
+    step.loads()
+    for _ in range(6):
+        step.forward(220)
+    with step.backward():
+        last = ""
+        for _ in range(6):
+            step.back(220)
+            done = step.sends("reduce-scatter", shard, 150, 60, waits=False)
+            step.p.wait(done, 24)
+            last = step.sends("all-reduce", twin, 500, 8, waits=False)
+        step.p.wait(last, 7)
+    step.updates()
+    step.reads()
+
+
+def test_a_late_rank_costs_what_it_makes_others_late_for_others(tmp_path: Path) -> None:
+    groups = [Group(f"s{n}", tuple(range(4 * n, 4 * n + 4))) for n in range(2)]
+    groups += [Group(f"r{n}", (n, n + 4)) for n in range(4)]
+    slow = recorded(tmp_path / "slow", hybrid, 8, 4, speed={3: 1.3}, groups=groups)
+    well = recorded(tmp_path / "well", hybrid, 8, 4, groups=groups)
+    said, healthy = lostflops.why(slow), lostflops.why(well).budget
+    late = next(f for f in said.findings if f.name == "rank-arrives-last")
+    assert said.budget is not None and healthy is not None
+    assert late.rank == 3 and late.claim.startswith("Rank 3 makes a step ")
+    assert late.size == pytest.approx(said.budget.mean - healthy.mean, rel=0.1)
+
+
+def test_a_step_whose_first_kernel_names_no_launch_begins_before_it(tmp_path: Path) -> None:
+    """After 12 ms of loading on an idle GPU that kernel was not launched in the step before."""
+
+    def step(s: Step, number: int) -> None:
+        s.loads(12)
+        train(s)
+        s.updates()
+        s.reads()
+
+    (file,) = recorded(tmp_path, step).iterdir()
+    trace = json.loads(file.read_text())
+    marks = {e["name"]: e["ts"] for e in trace["traceEvents"] if e["name"].startswith("ProfilerStep#")}
+    kernels = [e for e in trace["traceEvents"] if e.get("cat") == "kernel"]
+    first = min((e for e in kernels if e["ts"] > marks["ProfilerStep#4"]), key=lambda e: e["ts"])
+    number = f'"correlation": {first["args"]["correlation"]}'
+    # As text, since numbers of so many digits would be rounded.
+    parts = file.read_text().split("\n  {\n")
+    kept = [part.replace(number, '"nothing": 0') if '"kernel"' in part else part for part in parts]
+    file.write_text("\n  {\n".join(kept))
+    ledger = lostflops.ask(tmp_path, "step_ledger")
+    steps = ledger.select("step", "start", "end").unique().sort("step")
+    ns = (steps["end"] - steps["start"]).to_list()
+    assert max(ns) - min(ns) < MS
