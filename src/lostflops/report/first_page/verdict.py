@@ -101,8 +101,9 @@ def _bound_by(first: Finding, budget: Budget, on_host: bool, length: str) -> str
         return f"{own.job}: {_share(first, budget)} of the {length} is {own.time}."
     loss = next((g for g in budget.groups if g.account == group and group != "compute"), None)
     name = _called(first.accounts[0])
-    if loss is None or loss.ns < BARELY * first.size * budget.num_windows:
-        # Most of what it costs lies elsewhere, such as the copies of a checkpoint.
+    copies = "copy" in first.accounts[1:] and group != "copy"
+    if loss is None or (name and copies and loss.ns < BARELY * first.size * budget.num_windows):
+        # Most of what it costs are copies, as of a checkpoint.
         return f"{name}: {_share(first, budget)} of the {length} is {_noun(first)}."
     return f"{name or _loss_name(loss, budget)}: {_loss(loss, on_host, length, budget)}."
 
