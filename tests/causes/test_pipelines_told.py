@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,11 +59,15 @@ def test_files_that_were_cut_make_one_bubble_and_no_idle_gpu(tmp_path: Path, tex
 
 
 def test_a_slow_stage_is_told_where_no_message_says_whom_it_goes_to(tmp_path: Path) -> None:
-    """Nsight Systems names no peers; what each stage computes is known all the same."""
+    """An Nsight export without NCCL's peers; what each stage computes is known all the same."""
     planted = with_fault(
         SimulatedJob(strategy("pp4-m8", 4), seed=1, steps=2, warmup=1, layers=4), "stage-imbalance"
     )
     simulate(planted.job, tmp_path / "job", fault=planted, format="nsys")
+    for export in (tmp_path / "job").glob("*.sqlite"):
+        with closing(sqlite3.connect(export)) as file, file:
+            peers = "UPDATE NVTX_EVENTS SET jsonText = json_remove(jsonText, '$.\"Peer rank\"')"
+            assert file.execute(f"{peers} WHERE jsonText LIKE '%Peer rank%'").rowcount > 0
     first = lostflops.why(tmp_path / "job").findings[0]
     (stage,) = planted.culprit.ranks
     assert (first.name, first.rank) == ("pipeline-bubble", stage)
