@@ -16,6 +16,7 @@ from lostflops.finding import Finding, percent
 from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
 from lostflops.recipes.host.launching_threads import launches_beside
 from lostflops.recipes.host.saving import saving_rows, with_proofs
+from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.recipes.idle.evaluations import EVALUATIONS, in_evaluations
 from lostflops.recipes.idle.gaps import between_nodes
 from lostflops.recipes.idle.made_tensors import MADE, made_on_cpu
@@ -546,16 +547,8 @@ def _fetches(trace: Trace, session: Session, counted: pl.DataFrame) -> int:
     spans, steps = _table(session, "host_spans"), trace.table("steps")
     if spans is None or steps is None:
         return 0
-    windows = steps.join(counted.lazy(), on=["rank", "step"], how="semi").select(
-        "rank", start=pl.coalesce("host_start", "start"), until=pl.coalesce("host_end", "end")
-    )
-    begun = (
-        spans.filter(pl.col("account") == LOADING)
-        .select("rank", "start")
-        .sort("start")
-        .join_asof(windows.sort("start").collect(), on="start", by="rank", check_sortedness=False)
-    )
-    return int((begun["start"] < begun["until"]).sum())
+    begun = spans.lazy().filter(pl.col("account") == LOADING).select("rank", "start")
+    return in_host_steps(begun, host_steps(steps, counted.lazy())).collect().height
 
 
 def _beside_work(session: Session) -> int:

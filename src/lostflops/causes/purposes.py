@@ -18,7 +18,7 @@ from lostflops import intervals
 from lostflops.intervals.matching import PAIR, SYNCHRONISING
 from lostflops.recipes.accounting import WAIT
 from lostflops.recipes.communication.bandwidth import counted_bytes
-from lostflops.store.trace import ONE_PER_DEVICE, Trace
+from lostflops.store.trace import ONE_PER_DEVICE, OPENED, Trace
 
 GRADIENTS, SHARDS, TENSOR, STAGES = "gradients", "shards", "tensor", "stages"
 EXPERTS, EXCHANGE = "experts", "exchange"
@@ -371,7 +371,6 @@ def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     known = (phase == "forward").fill_null(False)
     if operators is None or steps is None:
         return known
-    begun = pl.coalesce("host_start", "start")
     backward = (
         operators.filter(pl.col("phase").cast(pl.String) == "backward")
         .select("rank", at="start")
@@ -380,14 +379,14 @@ def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     )
     first = (
         backward.join_asof(
-            steps.select("rank", "step", at=begun).sort("rank", "at").collect(),
+            steps.select("rank", "step", at=OPENED).sort("rank", "at").collect(),
             on="at", by="rank", strategy="backward", check_sortedness=False,
         )
         .drop_nulls("step")
         .group_by("rank", "step")
         .agg(backward=pl.col("at").min())
     )  # fmt: skip
-    place = steps.select("rank", "step", start=begun).sort("rank", "start").collect()
+    place = steps.select("rank", "step", start=OPENED).sort("rank", "start").collect()
     at = (
         asked.select("rank", start="asked")
         .with_row_index("_row")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from lostflops.store.trace import Trace
+from lostflops.store.trace import OPENED, Trace
 
 from . import names
 
@@ -82,8 +82,7 @@ def sends_once(trace: Trace) -> bool:
     )
     if passes.is_empty() or sent.is_empty():
         return False
-    begun = pl.coalesce("host_start", "start")
-    place = steps.select("rank", "step", start=begun).sort("rank", "start").collect()
+    place = steps.select("rank", "step", start=OPENED).sort("rank", "start").collect()
     of = {
         name: rows.with_columns(at="start").join_asof(
             place, on="start", by="rank", strategy="backward", check_sortedness=False

@@ -8,6 +8,9 @@ import polars as pl
 from lostflops import intervals
 from lostflops.intervals import Int
 
+# When an operation's transfer begins on a rank: once the last one is there.
+TRANSFERS_FROM = pl.max_horizontal("start", pl.col("arrival") + pl.col("wait"))
+
 
 def costs_of_last(
     matched: pl.DataFrame, waits: pl.DataFrame, gaps: pl.DataFrame, step_totals: pl.LazyFrame
@@ -19,9 +22,7 @@ def costs_of_last(
     Waits of one rank for another can overlap, and compute or another operation's transfer can hide them, as
     in the ledger: their exposed union is the cost.
     """
-    moving = matched.select(
-        "rank", "end", start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait"))
-    )
+    moving = matched.select("rank", "end", start=TRANSFERS_FROM)
     free = _outside(gaps, moving)
     in_lead = waits.with_columns(
         start=pl.max_horizontal("start", pl.col("last_arrival") - pl.col("lead"))
@@ -73,7 +74,7 @@ def _delayed(matched: pl.DataFrame, gaps: pl.DataFrame, waited: pl.DataFrame) ->
         matched.filter((pl.col("lead") > 0) & (pl.col("last_rank") >= 0))
         .join(within, on="rank")
         .filter((pl.col("end") > pl.col("since")) & (pl.col("start") < pl.col("until")))
-        .with_columns(start=pl.max_horizontal("start", pl.col("arrival") + pl.col("wait")))
+        .with_columns(start=TRANSFERS_FROM)
         .select("rank", "instance", "last_rank", "lead", "start", end=pl.max_horizontal("start", "end"))
     )
     (bare,) = intervals.within(_columns(led), _columns(gaps))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops import intervals
-
-# Where the host begins and ends a step: by the marks on the host, and else by the step's own limits.
-OPENED, CLOSED = pl.coalesce("host_start", "start"), pl.coalesce("host_end", "end")
+from lostflops.store.trace import CLOSED, OPENED
 
 
 def host_steps(steps: pl.LazyFrame, counted: pl.LazyFrame) -> pl.LazyFrame:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from lostflops.store.trace import Trace
+from lostflops.store.trace import OPENED, Trace
 
 from .critical_path import CriticalPath, critical_path
 from .dependencies.edges import BY_GUESS, Edges, Int, joined
@@ -246,7 +246,7 @@ class Replay:
         since = np.full(len(points), NEVER)
         for rank, at in (
             steps.filter(pl.col("step") == first, pl.col("step") > pl.col("step").min())
-            .select("rank", pl.coalesce("host_start", "start"))
+            .select("rank", OPENED)
             .iter_rows()
         ):
             since[self.job.ranks[of] == rank] = at

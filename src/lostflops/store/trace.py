@@ -43,6 +43,8 @@ ON_HOST = frozenset(
     {"launches", "operators", "ranges", "frames", "allocations", "os_calls", "library_calls"}
     | {"file_accesses", "thread_states", "samples"}
 )
+# Where the host begins and ends a step: by the marks on the host, and else by the step's own limits.
+OPENED, CLOSED = pl.coalesce("host_start", "start"), pl.coalesce("host_end", "end")
 # A folder that is being filled. One that has not been touched for a day is what a killed import left.
 UNFINISHED = ".importing-"
 ABANDONED_AFTER = 86_400
@@ -316,8 +318,8 @@ class Trace:
                 .agg(
                     _from=pl.col("start").min(),
                     _to=pl.col("end").max(),
-                    opened=pl.coalesce("host_start", "start").min(),
-                    closed=pl.coalesce("host_end", "end").max(),
+                    opened=OPENED.min(),
+                    closed=CLOSED.max(),
                 )
                 .collect()
             )

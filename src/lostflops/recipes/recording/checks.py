@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops import intervals
-from lostflops.recipes.host_steps import CLOSED, OPENED
 from lostflops.recipes.steps.counted import BEHIND, FEWEST
+from lostflops.store.trace import CLOSED, OPENED
 
 SLOWER = 1.5  # than the slowest of the others: a first step that does something else than the others
 MANY = 20  # steps, from which on fewer could have been enough

@@ -6,7 +6,7 @@ import polars as pl
 
 from lostflops.columns import Id, Instant
 from lostflops.recipe import Example, recipe
-from lostflops.recipes.host_steps import CLOSED, OPENED
+from lostflops.store.trace import CLOSED, OPENED
 from lostflops.tables import Steps
 
 FEWEST = 3  # whole steps of a rank that make a mean that says something of the others

@@ -14,10 +14,10 @@ from typing import Any
 import polars as pl
 
 from lostflops.finding import milliseconds, percent
-from lostflops.recipes.host_steps import host_steps, in_host_steps
+from lostflops.recipes.host_steps import in_host_steps
 from lostflops.report.words.safe import one_line
 from lostflops.session import Answer
-from lostflops.store.trace import Trace
+from lostflops.store.trace import CLOSED, OPENED, Trace
 from lostflops.units import three_figures, written
 
 from .budget import Budget
@@ -174,10 +174,10 @@ def inputs(trace: Trace, counted: pl.DataFrame) -> Inputs | None:
         .sort("rank", "start")
         .collect()
     )
-    windows = host_steps(steps, counted.lazy()).collect()
+    here = steps.join(counted.lazy(), on=["rank", "step"], how="semi").collect()
+    windows = here.select("rank", "step", opened=OPENED, closed=CLOSED)
     within = in_host_steps(calls.lazy(), windows.lazy()).collect()
-    marked = steps.join(counted.lazy(), on=["rank", "step"], how="semi").select("host_start").collect()
-    sure = not marked["host_start"].null_count()
+    sure = not here["host_start"].null_count()
     for kind, what, size in (
         ("aten::embedding", "tokens", _tokens),
         ("aten::conv2d", "images", _images),

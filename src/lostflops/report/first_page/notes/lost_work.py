@@ -10,7 +10,7 @@ import polars as pl
 from lostflops.finding import Finding, percent
 from lostflops.recipes.lost_kernels import WORTH_TELLING, launching
 from lostflops.session.batches import groups, of_ranks
-from lostflops.store.trace import Trace
+from lostflops.store.trace import OPENED, Trace
 
 UNRECORDED = "idle.unrecorded"
 AGAIN = "Record fewer steps, or less at a time (no stacks, no shapes): the profiler lost kernels."
@@ -21,7 +21,7 @@ def lost_work(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
     """That calls in steps launch kernels which were not recorded."""
     if steps.is_empty():
         return
-    begun = steps.select("rank", _from=pl.coalesce("host_start", "start")).group_by("rank").min()
+    begun = steps.select("rank", _from=OPENED).group_by("rank").min()
     counts = [_lost(of_ranks(trace, group), begun) for group in groups(trace)]
     lost, calls = (sum(column) for column in zip(*counts, strict=True))
     if not calls or lost < WORTH_TELLING * calls:
