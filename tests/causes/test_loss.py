@@ -129,4 +129,5 @@ def test_extents_are_those_of_tensors() -> None:
     assert extents('[[2, 3], [], 5, {}, [-1], [true], [1e9], [99999999999, 99999999999]]') == [
         (2, 3), (), (), (), (), (), (), (),
     ]  # fmt: skip
-    assert extents(None) == extents("7") == extents("[" * 3000 + "]" * 3000) == extents("[") == []
+    assert extents(None) == extents("7") == extents("[") == []
+    assert set(extents("[" * 3000 + "]" * 3000)) <= {()}  # how deep is too deep differs from Python to Python

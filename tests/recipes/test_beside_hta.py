@@ -27,7 +27,8 @@ DLRM = {rank: next(TRACES.glob(f"param_dlrm8/worker{rank}_*.json.gz"), None) for
 DEEPSEEK = {0: TRACES / "deepseek" / "train.json.gz"}
 
 pytestmark = pytest.mark.skipif(
-    not HTA.exists() or None in DLRM.values(), reason="HTA or the recorded traces are not here"
+    not (ROOT / ".venv-hta" / ".installed").exists() or None in DLRM.values(),
+    reason="HTA or the recorded traces are not here",
 )
 US = 1000
 
