@@ -1,6 +1,6 @@
 """Does the core work with the lowest declared versions, and does every version give the same answers?
 
-    python tests/versions/environments.py [--only-answers]
+    python tests/versions/environments.py [--only-answers] [--python 3.13 ...]
 
 Makes two environments below `.venv-lowest/` for every Python that pyproject.toml names and this machine has:
 one with the lowest declared versions, one with those of `constraints.txt`. Runs the tests of the core in the
@@ -11,6 +11,7 @@ not promise.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -35,9 +36,15 @@ COSTS = "tests/ingest/test_costly_files.py"
 CORE = ("ingest", "intervals", "naming", "recipes", "store", "causes", "remedies", "privacy")
 
 
-def main(arguments: list[str]) -> int:
-    found = {version: python for version in declared() if (python := interpreter(version))}
-    absent = [version for version in declared() if version not in found]
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only-answers", action="store_true", help="compare answers, run no tests")
+    parser.add_argument(
+        "--python", nargs="+", choices=declared(), default=declared(), help="with these alone"
+    )
+    given = parser.parse_args(words)
+    found = {version: python for version in given.python if (python := interpreter(version))}
+    absent = [version for version in given.python if version not in found]
     failed: list[str] = []
     answers: dict[str, set[str]] = {}
     kinds = [(version, kind) for version in found for kind in ("lowest", "newest")]
@@ -51,7 +58,7 @@ def main(arguments: list[str]) -> int:
             said = f"{len(answers[name])} answers"
             if kind == "lowest":
                 answers[f"{name}, orders turned round"] = asked(made, "--ties-reversed")
-                if "--only-answers" not in arguments:
+                if not given.only_answers:
                     passed, said = tested(made, costs=version == next(iter(found)))
                     failed += [] if passed else [f"{name}: tests"]
             print(f"{name}: {said} ({time.monotonic() - began:.0f} s)", flush=True)
