@@ -36,14 +36,15 @@ class Repeats:
         self.rounded: set[str] = set()  # names of layers
 
     @contextmanager
-    def comparing(self, name: str) -> Generator[dict[str, Any]]:
+    def comparing(self, name: str, layer: torch.nn.Module) -> Generator[dict[str, Any]]:
         """Arguments for torch's checkpoint, with which it compares what it saves inside; none when that is
         done."""
         if name in self._done:
             yield {}
             return
         key = f"lostflops: {name}, {id(self)}, {next(_CALLS)}"  # threads run a layer at the same time
-        _known[key] = partial(_Seen, self, name)
+        recurrent = any(isinstance(module, torch.nn.RNNBase) for module in layer.modules())
+        _known[key] = partial(_Seen, self, name, recurrent)
         try:
             yield {"determinism_check": key}
         finally:
@@ -71,12 +72,14 @@ class Repeats:
 class _Seen:
     """What is kept of a saved tensor until it is computed again. torch asks whether two are equal."""
 
-    def __init__(self, repeats: Repeats, name: str, tensor: torch.Tensor) -> None:
+    def __init__(self, repeats: Repeats, name: str, recurrent: bool, tensor: torch.Tensor) -> None:
         self._repeats, self._name = repeats, name
         self.like = tensor.shape, tensor.dtype, tensor.device
         self.sums: torch.Tensor | None = None
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return
+        if recurrent and tensor.dtype == torch.uint8 and tensor.dim() == 1:
+            return  # oneDNN's and cuDNN's memory for their own backward, of which they do not write each byte
         if tensor.is_quantized or cast("Any", tensor)._is_zerotensor() or not tensor.numel():
             return
         with _disable_current_modes(), torch.no_grad():  # those of selective checkpointing would count these
