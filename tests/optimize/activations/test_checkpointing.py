@@ -375,6 +375,20 @@ def test_a_layer_that_writes_to_what_it_is_given_is_refused() -> None:
     assert "forward" not in model[0].__dict__
 
 
+def test_a_layer_that_makes_nested_tensors_is_refused_in_words() -> None:
+    class Nests(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            nested = torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 3, len(x)]))
+            return super().forward(nested).values()
+
+    model = nn.Sequential(*(Nests(nn.Linear(8, 8), nn.GELU()) for _ in range(2)))
+    optimize.checkpoint(model, keep=())
+    loss = model(torch.ones(5, 8)).sum()
+    with pytest.raises(Refused, match=r"'1' saved float32 \[2, j\d+, 8\] in its forward, and float32"):
+        loss.backward()
+    assert "forward" not in model[0].__dict__
+
+
 def test_memory_of_recurrent_kernels_is_not_compared() -> None:
     """oneDNN runs a frozen one, and saves memory of which it has not written each byte."""
 

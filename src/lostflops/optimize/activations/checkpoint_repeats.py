@@ -52,7 +52,12 @@ class Repeats:
 
     def same(self, name: str, one: _Seen, other: _Seen) -> bool:
         if one.like != other.like:
-            return False  # torch says what is different
+            self._differs()
+            raise Refused(
+                f"'{name}' saved {one} in its forward, and {other} when it was computed again",
+                "it does something else the second time, or makes nested tensors, whose lengths are new each "
+                "time; do not checkpoint it: layers=...",
+            )
         self.compared += 1
         self._done.add(name)
         if one.sums is None or other.sums is None or torch.equal(one.sums, other.sums):
@@ -97,4 +102,5 @@ class _Seen:
         return id(self)
 
     def __repr__(self) -> str:
-        return str(self.like)
+        shape, dtype, _ = self.like
+        return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
