@@ -72,3 +72,23 @@ def test_t5_has_no_groups_of_heads() -> None:
         for more in ({}, {"num_key_value_heads": 2})
     )
     assert alone == strange and alone.kv_heads == 4
+
+
+def test_of_a_model_of_text_and_images_the_text_is_planned() -> None:
+    text = {"model_type": "mistral", "head_dim": 16, **written("mistral")}
+    both = {"model_type": "mistral3", "text_config": text, "vision_config": {"hidden_size": 9}}
+    alone, inside = (model_config.from_config(msgspec.json.encode(each), "small") for each in (text, both))
+    assert alone == inside
+    other = both | {"text_config": text | {"model_type": "ministral"}}
+    with pytest.raises(BadModel, match="model_type is 'mistral3'"):
+        model_config.from_config(msgspec.json.encode(other), "small")
+
+
+def test_a_configuration_that_python_wrote_is_refused_by_its_family() -> None:
+    """Infinity is no JSON, and Mamba's configurations have it."""
+    mamba = b'{"model_type": "mamba2", "time_step_limit": [0.0, Infinity]}'
+    with pytest.raises(BadModel, match="model_type is 'mamba2'"):
+        model_config.from_config(mamba, "codestral")
+    for broken in (b'{"a": Infinity', b"[Infinity]", b'{"a": Infinity, "b": \xff}'):
+        with pytest.raises(BadModel):
+            model_config.from_config(broken, "broken")

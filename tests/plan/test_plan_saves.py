@@ -12,7 +12,7 @@ from lostflops.plan.modules import adapted
 from lostflops.plan.train import activation_memory
 from lostflops.plan.train.layout import Layout
 from lostflops.plan.train.static_memory import Lora
-from test_plan_adapters import FAMILIES, USUAL
+from test_plan_adapters import FAMILIES, LANGUAGE, USUAL
 
 TOKENS = 64
 # Of latent attention heads' sizes are equal, as flash attention on a CPU wants them.
@@ -30,14 +30,17 @@ def written(family: str, layers: int) -> dict[str, Any]:
     return said
 
 
-def saved(family: str, layers: int, lora: Lora | None, attention: str = "sdpa", **more: Any) -> int:
+def saved(
+    family: str, layers: int, lora: Lora | None, attention: str = "sdpa", sequences: int = 1, **more: Any
+) -> int:
     """Bytes that all layers save, each storage once; nothing of weights and buffers."""
     torch: Any = pytest.importorskip("torch")
     transformers: Any = pytest.importorskip("transformers")
     torch.manual_seed(0)
     said = written(family, layers) | more
     config = transformers.AutoConfig.for_model(said.pop("model_type"), **said)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    kind = getattr(transformers, LANGUAGE.get(family, "AutoModelForCausalLM"))
+    model = kind.from_config(config, attn_implementation=attention)
     model = model.to(torch.bfloat16).train()
     if lora:
         peft: Any = pytest.importorskip("peft")
@@ -53,7 +56,7 @@ def saved(family: str, layers: int, lora: Lora | None, attention: str = "sdpa", 
     def unpack(tensor: Any) -> Any:
         return tensor
 
-    ids = torch.randint(0, USUAL["vocab_size"], (1, TOKENS))
+    ids = torch.randint(0, USUAL["vocab_size"], (sequences, TOKENS))
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         out = model(input_ids=ids, labels=ids, use_cache=False)
     assert out.loss.requires_grad
@@ -116,3 +119,46 @@ def test_attention_without_a_kernel_saves_its_scores(family: str, lora: Lora | N
     kernels = activation_memory.kernels_of(shape, Layout(), TOKENS, fused=False, scores=True)
     counted = activation_memory.layer_bytes(shape, 1, TOKENS, Layout(), beside, kernels)
     assert counted == pytest.approx(really, rel=EAGER[family], abs=0)
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_falcon_has_keys_of_all_heads_where_it_has_several_sequences(sequences: int) -> None:
+    """PyTorch's attention without a kernel takes a view of the one head only where that is one matrix."""
+    shape = model_config.from_config(msgspec.json.encode(written("falcon", 2)), "falcon")
+    really = saved("falcon", 3, None, sequences=sequences) - saved("falcon", 2, None, sequences=sequences)
+    kernels = activation_memory.kernels_of(
+        shape, Layout(), TOKENS, fused=False, scores=False, sequences=sequences
+    )
+    counted = activation_memory.layer_bytes(shape, 1, sequences * TOKENS, Layout(), None, kernels)
+    assert counted == pytest.approx(really, rel=0.007, abs=0)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gated-gelu"])
+def test_a_layer_of_t5_saves_what_is_counted(activation: str) -> None:
+    """A CPU keeps masks of dropout in 16 bits, a GPU in 8."""
+    more: dict[str, Any] = {"feed_forward_proj": activation, "decoder_start_token_id": 0}
+    few, many = (saved("t5", n, None, "eager", num_layers=n, num_decoder_layers=n, **more) for n in (2, 3))
+    shape = model_config.from_config(msgspec.json.encode(written("t5", 2) | more), "t5")
+    kernels = activation_memory.kernels_of(shape, Layout(), TOKENS, fused=False, scores=True)
+    layers = [activation_memory.layer(shape, number, None, kernels) for number in (0, 2)]
+    pairs = 3 * shape.heads * TOKENS  # one attention of the encoder, two of the decoder
+    masks = pairs + sum(one.per_token for layer in layers for one in layer if "mask" in one.name)
+    assert TOKENS * (sum(one.per_token for layer in layers for one in layer) + masks) == many - few
+
+
+def test_a_kernel_is_given_t5s_position_biases() -> None:
+    """16 bits for each two tokens and head in each layer, whatever the microbatch; a mask in a decoder's."""
+    shape = model_config.from_config(msgspec.json.encode(written("t5", 2)), "t5")
+    for sequences, biases, mask in ((1, 2 * 4 * TOKENS, TOKENS), (3, 171, 22)):  # a third, rounded up
+        kernels = activation_memory.kernels_of(
+            shape, Layout(), TOKENS, fused=False, scores=False, sequences=sequences
+        )
+        encoder, decoder = (
+            {one.name: one.per_token for one in activation_memory.layer(shape, n, None, kernels)}
+            for n in (0, 2)
+        )
+        assert encoder["position biases"] == decoder["position biases"] == biases
+        assert decoder["mask of position biases"] == mask
+        assert "mask of position biases" not in encoder
+    shared = activation_memory.positions(shape, TOKENS, 2)
+    assert (shared.name, shared.bytes) == ("position biases", (2 * 2 * 4 // 2 + 16) * TOKENS**2)

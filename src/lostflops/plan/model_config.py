@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -41,6 +42,8 @@ FAMILIES = (
 UNKNOWN = {
     "whisper": "its encoder reads 1,500 frames of sound for any text, and a plan has one sequence length",
 }
+# Models of text and images, of which the text is planned, and the family that reads it.
+TEXTS = {"gemma3": "gemma3_text", "llama4": "llama4_text", "mistral3": "mistral"}
 # What a configuration's `architectures` end with: the models whose weights are counted.
 HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForImageClassification")
 
@@ -205,12 +208,11 @@ def _defaults(kind: str, named: dict[str, Any]) -> dict[str, int]:
 
 def _known_names(written: dict[str, Any]) -> dict[str, Any]:
     kind = written.get("model_type")
-    if kind == "gemma3" and isinstance(text := written.get("text_config"), dict):
-        kind = "gemma3_text"  # images are left out
-        written = {**msgspec.convert(text, dict[str, Any]), "model_type": kind}
-    if kind == "llama4" and isinstance(text := written.get("text_config"), dict):
-        kind = "llama4_text"
-        written = {**msgspec.convert(text, dict[str, Any]), "model_type": kind}
+    if isinstance(kind, str) and kind in TEXTS and isinstance(text := written.get("text_config"), dict):
+        of_text = msgspec.convert(text, dict[str, Any])
+        kind = TEXTS[kind]
+        if of_text.get("model_type", kind) == kind:
+            written = {**of_text, "model_type": kind}
     aliases = ALIASES.get(kind, {}) if isinstance(kind, str) else {}
     named = {aliases.get(name, name): value for name, value in written.items()}
     if isinstance(kind, str):
@@ -231,10 +233,23 @@ def _known_names(written: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _decoded(content: bytes) -> dict[str, Any]:
+    """Python writes Infinity and NaN, as in configurations of Mamba, which are no JSON."""
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except msgspec.DecodeError:
+        if b"Infinity" not in content and b"NaN" not in content:
+            raise
+        try:
+            return msgspec.convert(json.loads(content), dict[str, Any])
+        except ValueError as error:
+            raise msgspec.DecodeError(str(error)) from error
+
+
 def from_config(content: bytes, name: str) -> Shape:
     """The model that a Hugging Face `config.json` describes."""
     try:
-        written = _known_names(msgspec.json.decode(content, type=dict[str, Any]))
+        written = _known_names(_decoded(content))
         # A family that is not known names its sizes as it likes: that comes before what is missing.
         kind = written.get("model_type")
         if isinstance(kind, str) and kind not in FAMILIES:

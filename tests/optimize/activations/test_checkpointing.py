@@ -362,6 +362,62 @@ def test_a_layer_that_writes_to_a_buffer_is_refused() -> None:
     assert "forward" not in model[0].__dict__
 
 
+def test_a_layer_that_writes_to_what_it_is_given_is_refused() -> None:
+    class AddsInPlace(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x += 0.1
+            return super().forward(x)
+
+    model = nn.Sequential(*(AddsInPlace(nn.Linear(8, 8), nn.GELU()) for _ in range(2)))
+    optimize.checkpoint(model, keep=())
+    with pytest.raises(Refused, match=r"'0' writes in place to what it is given \(shape \[2, 8\]\)"):
+        model(torch.ones(2, 8))
+    assert "forward" not in model[0].__dict__
+
+
+def test_a_layer_that_makes_nested_tensors_is_refused_in_words() -> None:
+    class Nests(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            nested = torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 3, len(x)]))
+            return super().forward(nested).values()
+
+    model = nn.Sequential(*(Nests(nn.Linear(8, 8), nn.GELU()) for _ in range(2)))
+    optimize.checkpoint(model, keep=())
+    loss = model(torch.ones(5, 8)).sum()
+    with pytest.raises(Refused, match=r"'1' saved float32 \[2, j\d+, 8\] in its forward, and float32"):
+        loss.backward()
+    assert "forward" not in model[0].__dict__
+
+
+def test_memory_of_recurrent_kernels_is_not_compared() -> None:
+    """oneDNN runs a frozen one, and saves memory of which it has not written each byte."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells, self.out = nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.out(self.cells(x)[0])
+
+    def gradients() -> list[torch.Tensor]:
+        model(x).square().sum().backward()
+        found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        model.zero_grad()
+        return found
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Recurrent(), Recurrent()), torch.randn(2, 5, 16, requires_grad=True)
+    for layer in model:
+        layer.get_submodule("cells").requires_grad_(False)
+    expected = gradients()
+    rubbish = [torch.full((size,), float(size)) for size in range(1, 3000, 7)]
+    del rubbish
+    with optimize.checkpoint(model, keep=()) as checkpointed:
+        assert all(map(torch.equal, gradients(), expected))
+        assert checkpointed.compared > 0
+
+
 def test_nothing_to_keep_is_refused() -> None:
     model = tiny_models.llama(attn_implementation="eager")
     optimize.checkpoint(model)

@@ -241,6 +241,32 @@ def test_a_tensor_attribute_that_is_written_in_place_is_refused() -> None:
         loss.backward()
 
 
+class GetsOtherMemory(nn.Linear):
+    """As a scale is updated every so many calls. Autograd counts no such write."""
+
+    def __init__(self) -> None:
+        super().__init__(SIDE, SIDE)
+        self.register_buffer("scale", torch.ones(1))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 3:
+            self.scale.data = self.scale.data * 1.5
+        return super().forward(x).sin() * self.scale
+
+
+def test_a_buffer_that_is_given_other_memory_is_refused_when_that_happens() -> None:
+    model = Model(GetsOtherMemory)
+    optimize.checkpoint(model, layers=list(model.layers)[1:3], keep=())
+    for _ in range(2):
+        model(torch.ones(8, SIDE)).sum().backward()
+    loss = model(torch.ones(8, SIDE)).sum()
+    with pytest.raises(Refused, match=r"buffer or other tensor of 'layers\.2' .* was given other memory"):
+        loss.backward()
+    assert "forward" not in model.layers[1].__dict__
+
+
 def test_no_graph_is_held_by_what_is_brought_back() -> None:
     """`balance` has a graph, which has the recomputation, which has what it brings back."""
     model = Model()

@@ -36,14 +36,15 @@ class Repeats:
         self.rounded: set[str] = set()  # names of layers
 
     @contextmanager
-    def comparing(self, name: str) -> Generator[dict[str, Any]]:
+    def comparing(self, name: str, layer: torch.nn.Module) -> Generator[dict[str, Any]]:
         """Arguments for torch's checkpoint, with which it compares what it saves inside; none when that is
         done."""
         if name in self._done:
             yield {}
             return
         key = f"lostflops: {name}, {id(self)}, {next(_CALLS)}"  # threads run a layer at the same time
-        _known[key] = partial(_Seen, self, name)
+        recurrent = any(isinstance(module, torch.nn.RNNBase) for module in layer.modules())
+        _known[key] = partial(_Seen, self, name, recurrent)
         try:
             yield {"determinism_check": key}
         finally:
@@ -51,7 +52,12 @@ class Repeats:
 
     def same(self, name: str, one: _Seen, other: _Seen) -> bool:
         if one.like != other.like:
-            return False  # torch says what is different
+            self._differs()
+            raise Refused(
+                f"'{name}' saved {one} in its forward, and {other} when it was computed again",
+                "it does something else the second time, or makes nested tensors, whose lengths are new each "
+                "time; do not checkpoint it: layers=...",
+            )
         self.compared += 1
         self._done.add(name)
         if one.sums is None or other.sums is None or torch.equal(one.sums, other.sums):
@@ -71,12 +77,14 @@ class Repeats:
 class _Seen:
     """What is kept of a saved tensor until it is computed again. torch asks whether two are equal."""
 
-    def __init__(self, repeats: Repeats, name: str, tensor: torch.Tensor) -> None:
+    def __init__(self, repeats: Repeats, name: str, recurrent: bool, tensor: torch.Tensor) -> None:
         self._repeats, self._name = repeats, name
         self.like = tensor.shape, tensor.dtype, tensor.device
         self.sums: torch.Tensor | None = None
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return
+        if recurrent and tensor.dtype == torch.uint8 and tensor.dim() == 1:
+            return  # oneDNN's and cuDNN's memory for their own backward, of which they do not write each byte
         if tensor.is_quantized or cast("Any", tensor)._is_zerotensor() or not tensor.numel():
             return
         with _disable_current_modes(), torch.no_grad():  # those of selective checkpointing would count these
@@ -94,4 +102,5 @@ class _Seen:
         return id(self)
 
     def __repr__(self) -> str:
-        return str(self.like)
+        shape, dtype, _ = self.like
+        return f"{str(dtype).removeprefix('torch.')} {list(shape)}"

@@ -102,8 +102,9 @@ def checkpoint(
     list, is changed twice; what it reads of other objects, such as `self.config.scale`, is read as it is
     then. Refused: a layer that writes to a tensor of its own in place, and a weight, buffer or other tensor
     of it, or one in a list or dictionary, that is written between the forward and the backward, or a hook
-    that changed something and is removed between the two. Writes through `.data` between the two count as
-    none, and give wrong gradients.
+    that changed something and is removed between the two; a layer that writes in place to what it is given,
+    and a buffer that gets other memory (`.data = ...`). Writes in place through `.data` count as none: after
+    the first backward they give wrong gradients, as `weight.data = ...` between the two does.
     """
     if every < 1:
         raise Refused(f"every={every} takes no layer", "every=1 takes all of them, every=2 every second one")
@@ -346,7 +347,7 @@ class Checkpointed(AppliedRemedy):
             nonlocal before
             named_values = dict(zip(names, values[count:], strict=True))
             if before is None:
-                check = _Check(self._name(layer), layer) if first else nullcontext()
+                check = _Check(self._name(layer), layer, values) if first else nullcontext()
                 with check, state.forward() as before:
                     return forward(layer, *values[:count], **named_values)
             self.recomputed += 1
@@ -358,7 +359,7 @@ class Checkpointed(AppliedRemedy):
                 raise
 
         more: dict[str, Any] = {"context_fn": self._contexts} if self.keep else {}
-        comparing = self._repeats.comparing(self._name(layer)) if self._repeats else nullcontext(more)
+        comparing = self._repeats.comparing(self._name(layer), layer) if self._repeats else nullcontext(more)
         with comparing as compared:
             result = _torch.checkpoint(run, *args, *kwargs.values(), use_reentrant=False, **(more | compared))
         if first:
@@ -458,9 +459,10 @@ class _Check(TorchDispatchMode):
     with.
     """
 
-    def __init__(self, name: str, layer: torch.nn.Module) -> None:
+    def __init__(self, name: str, layer: torch.nn.Module, given: Sequence[Any]) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self._name = name
+        self._given = [(one, _version(one)) for one in given if isinstance(one, torch.Tensor)]
         self._state = {name: (tensor, _version(tensor)) for name, tensor in state_tensors(layer).items()}
         self._hooks = _top_hooks()
 
@@ -479,6 +481,13 @@ class _Check(TorchDispatchMode):
         super().__exit__(kind, value, traceback)  # pyright: ignore[reportUnknownMemberType]
         if kind is not None:
             return
+        for tensor, version in self._given:
+            if _version(tensor) != version:
+                raise _Impossible(
+                    f"'{self._name}' writes in place to what it is given (shape {list(tensor.shape)}), from "
+                    "which it would be computed again",
+                    "write `x = x + ...` instead of `x += ...`, or do not checkpoint this layer: layers=...",
+                )
         for name, (tensor, version) in self._state.items():
             if _version(tensor) != version:
                 raise _Impossible(

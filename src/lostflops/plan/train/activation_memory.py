@@ -42,6 +42,8 @@ class Kernels:
         False  # scores, queries, keys and values in fp32: PyTorch's attention without a kernel
     )
     every_expert: bool = False  # each token goes through all experts, whatever the router says
+    sequences: int = 1  # of a microbatch
+    biased: int = 0  # tokens of a sequence, where a kernel is given T5's position biases for each two
 
     def run(self, shape: Shape) -> Shape:
         """The model with as many experts per token as compute it."""
@@ -56,6 +58,7 @@ EAGER = Kernels()
 JOINED = ("phi3", "gpt_neox")
 REJOINED = ("phi3", "gpt_neox", "falcon", "deepseek_v2", "deepseek_v3")
 WIDE_NORMS = ("gemma", "gemma2", "gemma3_text", "gpt_oss")
+MIXED_NORMS = ("t5",)  # which multiply the 16-bit input by fp32 statistics, and so keep it as well
 # Bytes that they keep per token, head and token of the sequence, with scores: softmax in fp32 and its result
 # in 16 bits, or one of the two; caps on scores 2, dropout 3.
 SCORES = {"gemma2": 8, "gpt_oss": 2, "falcon": 2, "llama4_text": 2, "gpt2": 5, "bert": 5, "t5": 5}
@@ -66,7 +69,9 @@ EVERY_EXPERT = ("llama4_text",)
 WIDE_ROUTERS = ("deepseek_v2", "deepseek_v3")  # which multiply in fp32
 
 
-def kernels_of(shape: Shape, layout: Layout, sequence: int, *, fused: bool, scores: bool) -> Kernels:
+def kernels_of(
+    shape: Shape, layout: Layout, sequence: int, *, fused: bool, scores: bool, sequences: int = 1
+) -> Kernels:
     """How a job's layers are executed: what is not split over ranks, as transformers does it.
 
     PyTorch's attention has no kernel for one head of keys that many heads of queries share, as Falcon-7B
@@ -76,7 +81,14 @@ def kernels_of(shape: Shape, layout: Layout, sequence: int, *, fused: bool, scor
     shared = shape.family == "falcon" and shape.kv_heads == 1 < shape.heads
     wide = alone and shared and not scores and not fused
     every = alone and shape.family in EVERY_EXPERT
-    return Kernels(fused, sequence if scores or wide else 0, wide_scores=wide, every_expert=every)
+    return Kernels(
+        fused,
+        sequence if scores or wide else 0,
+        wide_scores=wide,
+        every_expert=every,
+        sequences=sequences,
+        biased=sequence if shape.buckets and not scores else 0,
+    )
 
 
 @dataclass(frozen=True)
@@ -95,7 +107,20 @@ def layer(shape: Shape, number: int, lora: Lora | None = None, kernels: Kernels 
     shape = kernels.run(shape)
     mixer = _mixer(shape, number, lora, kernels)
     across = [*_across(shape, lora, kernels)] if shape.crosses(number) else []
-    return [*_norms(shape, number, lora, kernels), *_attention(shape, lora, kernels), *across, *mixer]
+    norms, attention = _norms(shape, number, lora, kernels), _attention(shape, lora, kernels)
+    return [*norms, *attention, *_biases(shape, number, kernels), *across, *mixer]
+
+
+def _biases(shape: Shape, number: int, kernels: Kernels) -> Iterator[SavedTensor]:
+    """What an attention kernel adds to the scores of T5: each layer gives it a copy, for all sequences one.
+
+    A decoder's is masked by truth values of its own. Attention to the encoder has one of zeros for all.
+    """
+    if kernels.biased:
+        each = 2 * shape.heads * kernels.biased
+        yield SavedTensor("position biases", -(-each // kernels.sequences), True)
+        if shape.crosses(number):
+            yield SavedTensor("mask of position biases", -(-kernels.biased // kernels.sequences), False)
 
 
 def _norms(shape: Shape, number: int, lora: Lora | None, kernels: Kernels) -> Iterator[SavedTensor]:
@@ -104,7 +129,7 @@ def _norms(shape: Shape, number: int, lora: Lora | None, kernels: Kernels) -> It
         yield SavedTensor("inputs of the norms", (1 if shape.parallel else count) * 2 * h, False)
         yield SavedTensor("row statistics", count * (8 if shape.layer_norm else 4), False)
         if shape.dropout:
-            yield SavedTensor("dropout masks", 2 * h, False)
+            yield SavedTensor("dropout masks", (2 + shape.crosses(number)) * h, False)
         extra = count - 2  # norms behind attention and feed-forward; the others' results are inputs below
         if extra > 0 and not lora and not kernels.fused:
             yield SavedTensor("normalised hidden states", extra * 2 * h, False)
@@ -113,8 +138,10 @@ def _norms(shape: Shape, number: int, lora: Lora | None, kernels: Kernels) -> It
     if not lora:
         yield SavedTensor("normalised hidden states", count * _scaled(shape) * h, False)
     yield SavedTensor("row statistics", count * 4, False)
+    if shape.family in MIXED_NORMS:
+        yield SavedTensor("inputs of the norms", count * 2 * h, False)
     if shape.dropout:
-        yield SavedTensor("dropout masks", 2 * h, False)
+        yield SavedTensor("dropout masks", (2 + shape.crosses(number)) * h, False)
 
 
 def _scaled(shape: Shape) -> int:
@@ -161,6 +188,8 @@ def _attention(shape: Shape, lora: Lora | None, kernels: Kernels) -> Iterator[Sa
                         yield SavedTensor(f"normalised {name}", _scaled(shape) * width, True, pieces)
         if _repeated(shape, kernels):
             yield SavedTensor("keys and values of all heads", 2 * 2 * q, True)
+        elif kernels.wide_scores and kernels.sequences > 1:  # of one sequence a view serves all heads
+            yield SavedTensor("keys and values of all heads", each * 2 * q, True)
         else:
             yield SavedTensor("keys and values", each * 2 * kv, True, shape.kv_heads)
         if shape.family in JOINED and not kernels.fused and not _repeated(shape, kernels):
@@ -225,6 +254,11 @@ def _mlp(shape: Shape, width: int, lora: Lora | None, kernels: Kernels) -> Itera
     yield from _inputs("gate, up", 2 * shape.hidden if alone else 0, ("gate", "up"), lora, False)
     if shape.relu:  # it saves its result, which is the input of down
         pass
+    elif shape.family == "t5" and not kernels.fused:
+        # A GELU of single operations and a gate, or a ReLU; dropout behind it.
+        yield SavedTensor("gate, up, steps of the GELU", (6 if shape.gated else 1) * 2 * width, True)
+        if shape.dropout:
+            yield SavedTensor("dropout mask", width, True)
     elif not shape.gated:
         count = 4 if shape.composed and not kernels.fused else 1
         yield SavedTensor("input of the activation", count * 2 * width, True)
@@ -466,9 +500,15 @@ def logits(shape: Shape, tokens: int, layout: Layout, *, fused: bool) -> int:
     return -(-logit_bytes(layout) * some * shape.vocabulary // layout.tensor)
 
 
-def rotary(shape: Shape, sequence: int) -> int:
-    """The table of sines and cosines that all layers share; none where positions are learned or biases."""
-    if shape.positions or shape.buckets:
-        return 0
-    size = shape.latent.rotary if shape.latent else shape.head_size
-    return 2 * sequence * size * 2
+def positions(shape: Shape, sequence: int, tensor: int) -> MemoryPart:
+    """What all layers share for positions: the table of sines and cosines; none where they are learned.
+
+    Of T5's biases the zeros for attention to the encoder, the gradient of one stack's, and which bucket each
+    pair of tokens is in, in both stacks.
+    """
+    if shape.buckets:
+        size = (2 * 2 * shape.heads // tensor + 2 * 8) * sequence**2
+        return MemoryPart("position biases", size, "shared by all layers")
+    width = shape.latent.rotary if shape.latent else shape.head_size
+    size = 0 if shape.positions else 2 * sequence * width * 2
+    return MemoryPart("rotary table", size, "shared by all layers")

@@ -70,7 +70,7 @@ class Training:
         """How its layers are executed."""
         return activation_memory.kernels_of(
             self.shape, self.layout, self.sequence, fused=self.kernels == "fused",
-            scores=self.attention == "scores",
+            scores=self.attention == "scores", sequences=self.microbatch,
         )  # fmt: skip
 
 
@@ -358,7 +358,7 @@ def _moments(training: Training, stage: int) -> Iterator[Moment]:
         t.shape, t.layout, stage, t.optimizer, tokens, t.lora, t.microbatches
     )
     outside = MemoryPart(CUDA_CONTEXT, CONTEXT, "assumed")
-    rotary = MemoryPart("rotary table", activation_memory.rotary(t.shape, t.sequence), "shared by all layers")
+    rotary = activation_memory.positions(t.shape, t.sequence, t.layout.tensor)
     always = [outside, rotary, buffers]
     # Gradients are not there before the first backward, unless earlier microbatches have left theirs.
     early = static if t.microbatches > 1 else tuple(p for p in static if p.name != "gradients")

@@ -51,6 +51,7 @@ class Before:
     """As it was when a forward began. Holds no tensor of a graph: that would hold the graph, and itself."""
 
     weights: list[tuple[torch.Tensor, int]]  # and buffers and other tensors, with their versions
+    places: list[tuple[torch.Tensor, int]]  # in memory, of buffers and other tensors: `.data = ` gives others
     choices: list[Any]
     parameters: list[tuple[Place, str, torch.Tensor, bool]]  # and whether they are trained
     travelling: set[int]  # of those, by id, whose memory comes and goes
@@ -97,6 +98,7 @@ class LayerState:
         values, tensors = held(self._places, _NOT_HELD)
         before = Before(
             [(weight, version_of(weight)) for _, _, weight, _ in parameters],
+            [(tensor, tensor.data_ptr()) for tensor in tensors if _is_plain(tensor)],
             [read() for read, _ in _CHOICES],
             parameters,
             _travelling(parameters),
@@ -207,6 +209,14 @@ class LayerState:
                     "another one",
                     "step the optimizer after the backward, or do not checkpoint this layer: layers=...",
                 )
+        for tensor, address in before.places:
+            if tensor.data_ptr() != address:
+                raise Refused(
+                    f"a buffer or other tensor of '{self._name}' (shape {list(tensor.shape)}) was given "
+                    "other memory in the forward or since (`.data = ...`), with which the layer would be "
+                    "computed again",
+                    "write `self.name = ...` instead, or do not checkpoint this layer: layers=...",
+                )
 
 
 def state_tensors(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -223,6 +233,11 @@ def state_tensors(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _is_freed(tensor: torch.Tensor) -> bool:
     """Whether it is a weight of FSDP2's, of which other ranks have the memory now."""
     return tensor.layout == torch.strided and tensor.numel() > 0 and not tensor.untyped_storage().nbytes()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it says where its memory is. That of weights comes and goes, with FSDP and streaming."""
+    return type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _by_fsdp(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[int, str]]:
