@@ -9,7 +9,7 @@ import pytest
 
 import lostflops
 from lostflops.report.first_page.page import Page
-from programs import MS, Group, Machine, Step, recorded, thread_beside
+from programs import GEMM, MS, US, Group, Machine, Step, Work, recorded, thread_beside
 
 ALL = Group("0", (0, 1, 2, 3))
 
@@ -199,3 +199,33 @@ def test_a_step_whose_first_kernel_names_no_launch_begins_before_it(tmp_path: Pa
     steps = ledger.select("step", "start", "end").unique().sort("step")
     ns = (steps["end"] - steps["start"]).to_list()
     assert max(ns) - min(ns) < MS
+
+
+def test_a_backward_pass_that_is_captured_is_no_lost_work(tmp_path: Path) -> None:
+    """The third of five steps captures what all replay: its backward pass launches on autograd's thread."""
+
+    def asks(step: Step, many: int) -> None:
+        for _ in range(many):
+            with step.p.row("cpu_op", "aten::mm"):
+                step.p.call("cudaLaunchKernel", 4)
+                step.p.work(200)
+
+    def step(s: Step, number: int) -> None:
+        s.loads()
+        s.launches("aten::mm", GEMM, 100)
+        if number == 4:
+            s.p.call("cudaStreamBeginCapture", 20)
+            asks(s, 10)
+            with s.backward(), s.p.row("cpu_op", "autograd::engine::evaluate_function: MmBackward0"):
+                asks(s, 40)
+            s.p.call("cudaStreamEndCapture", 300)
+        nodes = [Work(GEMM, 50 * US, api="cudaGraphLaunch", args={"graph node id": n}) for n in range(40)]
+        s.p.launch(*nodes, us=40)
+        s.reads()
+
+    said = lostflops.why(recorded(tmp_path, step))
+    assert not [note for note in said.notes if "lost" in note]
+    (one,) = (f for f in said.findings if f.name == "outlier-step")
+    assert "most of it is graph capture" in one.claim and not one.doubt
+    (told,) = (fact for fact in said.quality if fact.name == "launches captured into a graph")
+    assert told.count == 50
