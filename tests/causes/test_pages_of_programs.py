@@ -122,6 +122,32 @@ def test_copies_of_a_checkpoint_that_the_cpu_waits_for_hold_the_job_up(tmp_path:
     assert "of the" in said.verdict and "the GPU is idle" not in said.verdict
 
 
+DCP = "torch/distributed/checkpoint/"
+
+
+def test_a_save_in_the_background_that_blocks_is_told_by_its_copy_to_the_cpu(tmp_path: Path) -> None:
+    """`async_save` copies for 10 ms before it returns: to save in the background is no advice."""
+
+    def step(s: Step, number: int) -> None:
+        train(s, 3)
+        s.updates()
+        with s.frame(f"{DCP}state_dict_saver.py(250): async_save"):
+            with s.frame(f"{DCP}staging.py(196): stage"):
+                size = {"bytes": 40_000_000, "memory bandwidth (GB/s)": 4.0}
+                kind = "Memcpy DtoH (Device -> Pageable)", 10 * MS, 7, "gpu_memcpy", "cudaMemcpyAsync"
+                s.p.launch(Work(*kind, args=size), us=6, blocking=True)
+            with s.frame(f"{DCP}_async_thread_executor.py(60): execute_save"):
+                s.p.work(300)
+
+    said = lostflops.why(recorded(tmp_path, step, stacks=True))
+    first = said.findings[0]
+    assert said.verdict.startswith("Held up by checkpoints: ") and "logging" not in said.verdict
+    assert first.size == pytest.approx(10.3 * MS, rel=0.01) and first.remedies == ()
+    assert "the job saves in the background: `async_save` returns after " in first.evidence[0]
+    assert first.next.startswith("Copy the state to the CPU beside the next step: ")
+    assert not [fact for fact in first.evidence if "of all step time" in fact]
+
+
 def test_sequence_parallelism_is_no_sharding_where_no_group_is_described(tmp_path: Path) -> None:
     """Shards are never reduced in the forward pass."""
     group = Group("1", (0, 1, 2, 3))

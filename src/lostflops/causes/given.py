@@ -15,7 +15,7 @@ from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, percent
 from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
 from lostflops.recipes.host.launching_threads import launches_beside
-from lostflops.recipes.host.saving import saving_rows, with_proofs
+from lostflops.recipes.host.saving import HELD_UP, held_up_by_async, saving_rows, with_proofs
 from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.recipes.idle.evaluations import EVALUATIONS, in_evaluations
 from lostflops.recipes.idle.gaps import between_nodes
@@ -123,6 +123,7 @@ class Given:
     micro_batches: int = 0  # of each step, where that is sure
     beside_work: int = 0  # what the busiest stream of each rank leaves free of all its steps, ns
     saving: pl.DataFrame = field(default_factory=SAVING.to_frame)
+    in_async: pl.DataFrame = field(default_factory=HELD_UP.to_frame)  # as `held_up_by_async` tells it
     updates: pl.DataFrame = field(default_factory=UPDATES.to_frame)
     evaluations: pl.DataFrame = field(default_factory=EVALUATIONS.to_frame)  # as `in_evaluations` tells them
     made_on_cpu: pl.DataFrame = field(default_factory=MADE.to_frame)  # as the function of that name tells
@@ -400,6 +401,11 @@ def gather(
         casts=on_device("casts", CASTS, weight_casts),
         launches_beside=0 if on_host else total("launches_beside", two_threads),
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
+        in_async=folded(
+            "in_async",
+            HELD_UP,
+            lambda: pl.concat([HELD_UP.to_frame(), *of_each_group(trace, counted, held_up_by_async)]),
+        ),
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
