@@ -20,7 +20,7 @@ from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.recipes.idle.evaluations import EVALUATIONS, in_evaluations
 from lostflops.recipes.idle.gaps import between_nodes
 from lostflops.recipes.idle.made_tensors import MADE, made_on_cpu
-from lostflops.recipes.idle.read_values import computed_to_be_read, reads_values
+from lostflops.recipes.idle.read_values import computed_to_be_read, reads_after_passes, reads_values
 from lostflops.recipes.idle.updates import UPDATES, in_updates
 from lostflops.recipes.layout.micro_batches import alike, micro_batches
 from lostflops.recipes.operators.loss_work import LOSSES, loss_work
@@ -135,6 +135,7 @@ class Given:
     waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
     held_back: int = 0
     to_be_read: int = 0  # how long kernels run of which few lie between two waits of the CPU, ns
+    after_passes: int = 0  # waits in all steps, each after a pass of the model without gradients
     # Whether what the CPU waits for are values that it reads, and not copies to the GPU.
     reads_values: bool = True
     surely_waited: int = 0
@@ -391,6 +392,7 @@ def gather(
         to_be_read=total("to_be_read", lambda _, counted: computed_to_be_read(trace, counted))
         if not on_host and any(f.name == HOST_WAITS for a in answers.values() for f in a.findings)
         else 0,
+        after_passes=0 if on_host else total("after_passes", lambda _, at: reads_after_passes(trace, at)),
         reads_values=on_host or total("reads_values", lambda _, counted: reads_values(trace, counted)) > 0,
         updates=folded("updates", UPDATES, lambda: in_updates(trace, stretches(), counted))
         if not on_host
