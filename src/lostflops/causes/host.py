@@ -54,8 +54,8 @@ OF_IDLE = re.compile(r"of all step time, over|^upper limit:")
 SAVES_BESIDE, HARDLY, TIMES, SLOWED_FROM = 0.5, 0.1, 2, 0.03
 SEVERAL_PASSES = (
     "Read the values of several passes at once: where it generates, keep the tokens on the GPU and look for "
-    "their end every few of them; where it is evaluated, add up on the GPU. A static key-value cache and CUDA "
-    'graphs (`torch.compile(mode="reduce-overhead")`) leave one launch between two reads.'
+    "their end every few of them; where it is evaluated, add up on the GPU. A static key-value cache and "
+    'CUDA graphs (`torch.compile(mode="reduce-overhead")`) leave one launch between two reads.'
 )
 COLLECTS_FROM = 0.05  # of step time
 RUNS = re.compile(r"\bruns (Python|other code)\b")
