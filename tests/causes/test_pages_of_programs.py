@@ -282,3 +282,29 @@ def test_tokens_cannot_be_read_every_hundredth_step(tmp_path: Path, trains: bool
     spent = lostflops.ask(made, "idle_summary").filter(account="idle.launch_bound")["host_per_step"][0]
     asked = 14 * US * (16 * 18 + (3 * 3 + 1) * trains)
     assert asked < spent < 1.15 * asked
+
+
+def test_functions_that_run_one_after_the_other_have_their_own_times(tmp_path: Path) -> None:
+    """3 ms and 2 ms in two functions, then 0.1 ms in what calls them; a sleep is 1.2 ms of 2 ms of its own."""
+
+    def step(s: Step, number: int) -> None:
+        with s.frame("train.py(20): main"):
+            for name, ms in (("preprocess", 3), ("tally", 2)):
+                s.p.work(50)
+                with s.frame(f"train.py(5): {name}"):
+                    s.p.work(1000 * ms)
+            train(s, 3)
+            s.reads()
+
+    def sleeps(s: Step, number: int) -> None:
+        with s.frame("train.py(20): throttle"):
+            s.p.work(800)
+            with s.frame("<built-in function sleep>"):
+                s.p.work(1200)
+            train(s, 3)
+            s.reads()
+
+    (first,) = lostflops.why(recorded(tmp_path / "two", step, stacks=True)).findings
+    assert "`preprocess` (3.0" in first.claim and "`tally` (2.0" in first.claim
+    (first,) = lostflops.why(recorded(tmp_path / "one", sleeps, stacks=True)).findings
+    assert "`time.sleep` in `throttle` (1.2" in first.claim and "`throttle` (80" in first.claim
