@@ -285,7 +285,7 @@ def with_names(
 ) -> pl.LazyFrame:
     """What `idle_by_cause` gives, with `name` in place of `thread`, cut where that takes several names.
 
-    A stretch is named by the deepest row of its thread that covers all but a tenth of it, whatever it proves,
+    A stretch is named by the deepest row of its thread that covers at least half of it, whatever it proves,
     and the user's function around that; null where no row covers it (`stretch_names` says all).
     """
     stretches = idle.collect()

@@ -27,8 +27,8 @@ SYNCHRONISE = "cudaStreamSynchronize"
         "account": Name("cause: an account of the ledger"),
         "gap": Id("number of the gap it is part of; the stretches of a gap add up to it"),
         "name": Name(
-            "what the thread was at: the deepest range, operator, frame or call that covers all but a "
-            "tenth of it, and the user's function around that; null where nothing does"
+            "what the thread was at: the deepest range, operator, frame or call that covers at least "
+            "half of the stretch, and the user's function around it; null where nothing does"
         ),
     },
     examples=[
