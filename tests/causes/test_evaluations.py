@@ -66,10 +66,61 @@ def test_a_validation_of_lightning_is_told_in_its_words(tmp_path: Path) -> None:
     assert abs(saved - one.size) < 0.1 * saved and saved <= one.ns_per_step
 
 
+def own(step: EagerStep, *frames: str, passes: int = 6) -> None:
+    """A function of the job's that runs the model under `no_grad`, which numbers nothing."""
+    job, step.in_graph = step.in_graph, dict  # type: ignore[method-assign]
+    with step.frames(*(frames or ("train.py(60): evaluate",))):
+        for _ in range(passes):
+            step.forward()
+            step.item()
+        step.p.work(3000)
+    step.in_graph = job  # type: ignore[method-assign]
+
+
+def test_an_evaluation_of_the_job_s_own_is_told_by_its_function(tmp_path: Path) -> None:
+    """Most of it is compute: what its Python takes, 3 ms, is the smaller part."""
+    job = Eager(gemm_us=40, after=own, stacks=True, host_us=8, reads=True)
+    found = why(tmp_path / "with", job)
+    one = found["evaluation-inside-step"]
+    assert one.claim.startswith("`evaluate` runs the model without training it in each step, which takes ")
+    assert "`evaluate` (train.py:60)" in one.next and "eval_steps" not in one.next
+    saved = step_of(tmp_path / "with") - step_of(recorded(tmp_path / "without", replace(job, after=None)))
+    assert abs(saved - one.size) < 0.01 * saved and saved <= one.ns_per_step < 1.5 * saved
+    assert "host-busy-elsewhere" not in found
+
+
+def test_a_function_that_is_called_so_and_runs_no_model_is_none(tmp_path: Path) -> None:
+    def checks(step: EagerStep) -> None:
+        with step.frames("train.py(61): validate_batch"):
+            step.operator("aten::isnan", (eager_jobs.SMALL.format("isnan"), 2))
+            step.item()
+            step.p.work(3000)
+
+    def loss(step: EagerStep) -> None:  # a part of the training pass
+        with step.frames("train.py(62): evaluate_loss"):
+            step.linear()
+
+    job = Eager(gemm_us=40, stacks=True, host_us=8, layers=6)
+    assert "evaluation-inside-step" not in why(tmp_path / "checks", replace(job, after=checks))
+    assert "evaluation-inside-step" not in why(tmp_path / "loss", replace(job, loss=loss))
+
+
+def test_a_long_step_is_told_by_the_evaluation_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager_jobs, "STEPS", 6)
+    numbers = iter(range(100))
+    job = Eager(gemm_us=40, stacks=True, host_us=8, reads=True, layers=6)
+    job.after = lambda step: own(step, passes=9) if next(numbers) == 4 else None
+    page = lostflops.why(recorded(tmp_path, job))
+    (note,) = (note for note in page.notes if "median" in note)
+    assert "the others 2.2" in note and ": `evaluate` takes " in note and " of it. It counts" in note
+    assert "evaluation-inside-step" not in {found.name for found in page.findings}
+
+
 def test_what_only_has_its_name_is_no_evaluation_of_the_trainer(tmp_path: Path) -> None:
     job = Eager(gemm_us=40, stacks=True, host_us=8)
     ours = replace(job, after=partial(evaluated, frame="metrics.py(9): evaluate"))
-    assert "evaluation-inside-step" not in why(tmp_path / "ours", ours)
+    told = why(tmp_path / "ours", ours)["evaluation-inside-step"]
+    assert told.claim.startswith("`evaluate` runs") and "eval_steps" not in told.next
     assert "evaluation-inside-step" not in why(tmp_path / "healthy", job)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import lostflops
 from lostflops.report.first_page.page import Page
-from programs import MS, Group, Machine, Step, recorded, thread_beside
+from programs import GEMM, MS, US, Group, Machine, Step, Work, recorded, thread_beside
 
 ALL = Group("0", (0, 1, 2, 3))
 
@@ -122,6 +122,32 @@ def test_copies_of_a_checkpoint_that_the_cpu_waits_for_hold_the_job_up(tmp_path:
     assert "of the" in said.verdict and "the GPU is idle" not in said.verdict
 
 
+DCP = "torch/distributed/checkpoint/"
+
+
+def test_a_save_in_the_background_that_blocks_is_told_by_its_copy_to_the_cpu(tmp_path: Path) -> None:
+    """`async_save` copies for 10 ms before it returns: to save in the background is no advice."""
+
+    def step(s: Step, number: int) -> None:
+        train(s, 3)
+        s.updates()
+        with s.frame(f"{DCP}state_dict_saver.py(250): async_save"):
+            with s.frame(f"{DCP}staging.py(196): stage"):
+                size = {"bytes": 40_000_000, "memory bandwidth (GB/s)": 4.0}
+                kind = "Memcpy DtoH (Device -> Pageable)", 10 * MS, 7, "gpu_memcpy", "cudaMemcpyAsync"
+                s.p.launch(Work(*kind, args=size), us=6, blocking=True)
+            with s.frame(f"{DCP}_async_thread_executor.py(60): execute_save"):
+                s.p.work(300)
+
+    said = lostflops.why(recorded(tmp_path, step, stacks=True))
+    first = said.findings[0]
+    assert said.verdict.startswith("Held up by checkpoints: ") and "logging" not in said.verdict
+    assert first.size == pytest.approx(10.3 * MS, rel=0.01) and first.remedies == ()
+    assert "the job saves in the background: `async_save` returns after " in first.evidence[0]
+    assert first.next.startswith("Copy the state to the CPU beside the next step: ")
+    assert not [fact for fact in first.evidence if "of all step time" in fact]
+
+
 def test_sequence_parallelism_is_no_sharding_where_no_group_is_described(tmp_path: Path) -> None:
     """Shards are never reduced in the forward pass."""
     group = Group("1", (0, 1, 2, 3))
@@ -199,3 +225,76 @@ def test_a_step_whose_first_kernel_names_no_launch_begins_before_it(tmp_path: Pa
     steps = ledger.select("step", "start", "end").unique().sort("step")
     ns = (steps["end"] - steps["start"]).to_list()
     assert max(ns) - min(ns) < MS
+
+
+def test_a_backward_pass_that_is_captured_is_no_lost_work(tmp_path: Path) -> None:
+    """The third of five steps captures what all replay: its backward pass launches on autograd's thread."""
+
+    def asks(step: Step, many: int) -> None:
+        for _ in range(many):
+            with step.p.row("cpu_op", "aten::mm"):
+                step.p.call("cudaLaunchKernel", 4)
+                step.p.work(200)
+
+    def step(s: Step, number: int) -> None:
+        s.loads()
+        s.launches("aten::mm", GEMM, 100)
+        if number == 4:
+            s.p.call("cudaStreamBeginCapture", 20)
+            asks(s, 10)
+            with s.backward(), s.p.row("cpu_op", "autograd::engine::evaluate_function: MmBackward0"):
+                asks(s, 40)
+            s.p.call("cudaStreamEndCapture", 300)
+        nodes = [Work(GEMM, 50 * US, api="cudaGraphLaunch", args={"graph node id": n}) for n in range(40)]
+        s.p.launch(*nodes, us=40)
+        s.reads()
+
+    said = lostflops.why(recorded(tmp_path, step))
+    assert not [note for note in said.notes if "lost" in note]
+    (one,) = (f for f in said.findings if f.name == "outlier-step")
+    assert "most of it is graph capture" in one.claim and not one.doubt
+    (told,) = (fact for fact in said.quality if fact.name == "launches captured into a graph")
+    assert told.count == 50
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_tokens_cannot_be_read_every_hundredth_step(tmp_path: Path, trains: bool) -> None:
+    """Sixteen tokens, each of a pass of 18 short kernels; then a training step or none."""
+
+    def step(s: Step, number: int) -> None:
+        for _ in range(16):
+            for _ in range(18):
+                s.launches("aten::mm", GEMM, 12)
+            s.reads()
+        if trains:
+            train(s, 3)
+            s.updates()
+            s.reads()
+
+    made = recorded(tmp_path, step)
+    found = {f.name: f for f in lostflops.why(made).findings}
+    waits = found["host-waits-for-device"]
+    assert waits.next.startswith("Read the values of several passes at once") and waits.remedies == ()
+    assert waits.evidence[0].startswith("16 of these waits come after a pass of the model without gradients")
+    if "launch-bound" in found:
+        assert ("fused-optimizer" in found["launch-bound"].remedies) is False
+    # The CPU launches for what it does not wait, backward pass included: 14 µs for each operator and no more.
+    spent = lostflops.ask(made, "idle_summary").filter(account="idle.launch_bound")["host_per_step"][0]
+    asked = 14 * US * (16 * 18 + (3 * 3 + 1) * trains)
+    assert asked < spent < 1.15 * asked
+
+
+def test_functions_that_run_one_after_the_other_have_their_own_times(tmp_path: Path) -> None:
+    """3 ms and 2 ms in two functions, and 0.1 ms in what calls them."""
+
+    def step(s: Step, number: int) -> None:
+        with s.frame("train.py(20): main"):
+            for name, ms in (("preprocess", 3), ("tally", 2)):
+                s.p.work(50)
+                with s.frame(f"train.py(5): {name}"):
+                    s.p.work(1000 * ms)
+            train(s, 3)
+            s.reads()
+
+    (first,) = lostflops.why(recorded(tmp_path, step, stacks=True)).findings
+    assert "`preprocess` (3.0" in first.claim and "`tally` (2.0" in first.claim

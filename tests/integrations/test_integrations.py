@@ -500,6 +500,30 @@ def test_lightning_gives_the_same_losses_and_the_module_is_left_as_it_was(tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_the_losses_of_lightning_are_read_from_outside_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`lostflops record` wraps what runs a batch: a step of two batches has the mean of their losses."""
+    automatic = pytest.importorskip("pytorch_lightning.loops.optimization.automatic")
+    told: list[float] = []
+    clock = SimpleNamespace(on=True, step=0, parts=lambda losses: told.append(sum(losses)))
+    monkeypatch.setattr(hooks, "CLOCK", clock)
+    loop = automatic._AutomaticOptimization
+    monkeypatch.setattr(loop, "run", loop.run)  # put back afterwards
+    hooks.lightning(automatic)
+    module = lightning_module()
+
+    def steps(*args: Any, inner: Any = loop._optimizer_step) -> None:
+        inner(*args)
+        clock.step += 1
+
+    monkeypatch.setattr(loop, "_optimizer_step", steps)
+    fit(tmp_path, module, [])
+    means = [(a + b) / 2 for a, b in zip(module.losses[::2], module.losses[1::2], strict=True)]
+    assert [float(loss) for loss in told] == pytest.approx(means, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_lightning_training_that_fails_leaves_no_trace(tmp_path: Path) -> None:
     pytest.importorskip("pytorch_lightning")
     from lostflops.integrations.lightning import LostflopsCallback

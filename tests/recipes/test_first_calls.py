@@ -17,9 +17,12 @@ LENGTH = 1000 * MS
 
 
 def stretches(
-    calls: Rows, steps: int = 4, number: int = 0, rows: Sequence[int] = (), **tables: Any
+    calls: Rows, steps: int = 4, number: int = 0, rows: Sequence[int] = (), host: int = LENGTH, **tables: Any
 ) -> pl.DataFrame:
-    """Idle time of steps of a second each, which end with a kernel launched a millisecond before it runs."""
+    """Idle time of steps of a second each, which end with a kernel launched a millisecond before it runs.
+
+    `host` is how long the host takes for each.
+    """
     kernels = [
         {"start": k * LENGTH + 999 * MS, "end": (k + 1) * LENGTH, "launch_start": k * LENGTH + 998 * MS,
          "launch_end": k * LENGTH + 999 * MS, "thread": 7}
@@ -29,7 +32,13 @@ def stretches(
         named("idle_stretches"),
         {
             "steps": [
-                {"step": number + k, "start": k * LENGTH, "end": (k + 1) * LENGTH}
+                {
+                    "step": number + k,
+                    "start": k * LENGTH,
+                    "end": (k + 1) * LENGTH,
+                    "host_start": k * host,
+                    "host_end": (k + 1) * host,
+                }
                 for k in rows or range(steps)
             ],
             "kernels": kernels,
@@ -191,6 +200,12 @@ def test_a_call_that_begins_in_the_first_step_is_one_of_it() -> None:
     assert spent([(900, 500, "cudaFree")])["idle.initialisation"] == 499  # a kernel runs for 1 ms of it
     assert "idle.initialisation" not in spent([(1000, 500, "cudaFree")])
     assert "idle.initialisation" not in spent([*ONCE, (1000, 60, "cudaFree")])
+
+
+def test_a_call_that_the_host_makes_in_its_second_step_is_none_of_the_first() -> None:
+    """The device is still in the first step then: the host is ahead of it."""
+    found = spent([(50, 20, "cudaMalloc"), (300, 500, "cudaFree")], host=200 * MS)
+    assert found["idle.initialisation"] == 20 and found["idle.memory_allocator"] == 500
 
 
 def test_two_steps_are_enough_to_compare_with() -> None:

@@ -536,7 +536,8 @@ def test_operators_and_launches_are_dispatch_and_other_names_other_work() -> Non
         ranges=[host(46, 52, "forward"), host(0, 100, "ProfilerStep#3")],
     ) == [
         (20, 31, "idle.unexplained"),
-        (31, 47, "idle.launch_bound"),
+        (31, 44, "idle.launch_bound"),  # of the operator
+        (44, 47, "idle.launch_bound"),  # of the call
         (47, 52, "idle.other_host_work"),
         (52, 77, "idle.unexplained"),
         (77, 90, "idle.dependency"),
@@ -870,7 +871,8 @@ def test_each_stretch_is_named_by_the_deepest_row_of_at_least_half_of_it() -> No
         (20, 21, "idle.unexplained", None),
         (21, 40, "idle.data_loading", "torch/utils/data/dataloader.py(720): __next__"),
         (40, 48, other, "model.py(9): mlp"),
-        (48, 56, "idle.launch_bound", "aten::mm in model.py(3): forward"),
+        (48, 50, "idle.launch_bound", "aten::mm in model.py(9): mlp"),
+        (50, 56, "idle.launch_bound", "aten::mm in model.py(3): forward"),
         (56, 58, other, "model.py(3): forward"),
         (58, 59, "idle.launch_bound", "cudaLaunchKernel in model.py(3): forward"),
         (59, 70, other, "forward"),

@@ -274,7 +274,10 @@ def expected(start: int, end: int, rows: list[Row]) -> list[str | None]:
         below = [
             i for i in pool if above(i) == node and shared(i, a, b) * TELLING >= b - a and shared(i, a, b)
         ]
-        large = [i for i in below if 2 * shared(i, a, b) >= b - a]
+        whole = sum(shared(i, a, b) for i in below)
+        large = [
+            i for i in below if 2 * shared(i, a, b) >= b - a and TELLING * (whole - shared(i, a, b)) < b - a
+        ]
         if large:
             best = max(large, key=lambda i: (shared(i, a, b), -rows[i][0]))
             cover(a, b, best, pool, answer)

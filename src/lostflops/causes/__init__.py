@@ -34,6 +34,7 @@ from .declared import (
 from .gains import predicted
 from .given import READS, Given, gather
 from .host import join_host
+from .idle.checkpoint import held_up_by_staging
 from .idle.occurrence import on_some_ranks, told_once
 from .names import BUBBLE, for_makers
 from .on_device.casts import casts_weights
@@ -84,6 +85,7 @@ def findings(given: Given) -> tuple[Finding, ...]:
     page = PageFindings(given)
     join_host(page)
     join_copies(page)
+    held_up_by_staging(page)
     join_waiting(page)
     join_paces(page)
     loss_takes_long(page)

@@ -25,6 +25,7 @@ HALF = 0.5
 # Operators around calls that copy. They launch kernels as well, so that a call that copies has to show.
 AROUND = re.compile(r"^aten::(?:to|_to_copy|copy_)(?: in |$)")
 CHECKPOINT, BOTH_HOLD = "idle.checkpoint_logging", "Checkpoints and logging hold"
+OF_IDLE_ALONE = re.compile(r"of all step time, over")
 WORTH_SAYING = 0.01
 LOOK_AT_CPU = (
     "Look at what the CPU does before it launches what comes next: a loader, logging, a value that is read. "
@@ -89,7 +90,7 @@ def _in_checkpoints(page: PageFindings) -> None:
             joined,
             claim=f"{what} the job up for {page.share(joined.size)}, copies included.",
             evidence=(
-                *joined.evidence,
+                *(fact for fact in joined.evidence if not OF_IDLE_ALONE.search(fact)),
                 f"{percent(copied, exposed)} of the exposed copying happens inside checkpoints",
             ),
             ns_per_step=max(joined.ns_per_step, joined.size),

@@ -15,12 +15,12 @@ from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, percent
 from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
 from lostflops.recipes.host.launching_threads import launches_beside
-from lostflops.recipes.host.saving import saving_rows, with_proofs
+from lostflops.recipes.host.saving import HELD_UP, held_up_by_async, saving_rows, with_proofs
 from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.recipes.idle.evaluations import EVALUATIONS, in_evaluations
 from lostflops.recipes.idle.gaps import between_nodes
 from lostflops.recipes.idle.made_tensors import MADE, made_on_cpu
-from lostflops.recipes.idle.read_values import computed_to_be_read, reads_values
+from lostflops.recipes.idle.read_values import computed_to_be_read, reads_after_passes, reads_values
 from lostflops.recipes.idle.updates import UPDATES, in_updates
 from lostflops.recipes.layout.micro_batches import alike, micro_batches
 from lostflops.recipes.operators.loss_work import LOSSES, loss_work
@@ -123,6 +123,7 @@ class Given:
     micro_batches: int = 0  # of each step, where that is sure
     beside_work: int = 0  # what the busiest stream of each rank leaves free of all its steps, ns
     saving: pl.DataFrame = field(default_factory=SAVING.to_frame)
+    in_async: pl.DataFrame = field(default_factory=HELD_UP.to_frame)  # as `held_up_by_async` tells it
     updates: pl.DataFrame = field(default_factory=UPDATES.to_frame)
     evaluations: pl.DataFrame = field(default_factory=EVALUATIONS.to_frame)  # as `in_evaluations` tells them
     made_on_cpu: pl.DataFrame = field(default_factory=MADE.to_frame)  # as the function of that name tells
@@ -134,6 +135,7 @@ class Given:
     waited: pl.DataFrame = field(default_factory=WAITED.to_frame)
     held_back: int = 0
     to_be_read: int = 0  # how long kernels run of which few lie between two waits of the CPU, ns
+    after_passes: int = 0  # waits in all steps, each after a pass of the model without gradients
     # Whether what the CPU waits for are values that it reads, and not copies to the GPU.
     reads_values: bool = True
     surely_waited: int = 0
@@ -390,6 +392,7 @@ def gather(
         to_be_read=total("to_be_read", lambda _, counted: computed_to_be_read(trace, counted))
         if not on_host and any(f.name == HOST_WAITS for a in answers.values() for f in a.findings)
         else 0,
+        after_passes=0 if on_host else total("after_passes", lambda _, at: reads_after_passes(trace, at)),
         reads_values=on_host or total("reads_values", lambda _, counted: reads_values(trace, counted)) > 0,
         updates=folded("updates", UPDATES, lambda: in_updates(trace, stretches(), counted))
         if not on_host
@@ -400,6 +403,11 @@ def gather(
         casts=on_device("casts", CASTS, weight_casts),
         launches_beside=0 if on_host else total("launches_beside", two_threads),
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
+        in_async=folded(
+            "in_async",
+            HELD_UP,
+            lambda: pl.concat([HELD_UP.to_frame(), *of_each_group(trace, counted, held_up_by_async)]),
+        ),
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),

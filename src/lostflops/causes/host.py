@@ -52,6 +52,11 @@ OF_IDLE = re.compile(r"of all step time, over|^upper limit:")
 # Of a step, in which another thread saves: such steps are compared with those in which hardly any does. How
 # many times as long the CPU pauses there, and what of the step that costs, from which on it is the saving's.
 SAVES_BESIDE, HARDLY, TIMES, SLOWED_FROM = 0.5, 0.1, 2, 0.03
+SEVERAL_PASSES = (
+    "Read the values of several passes at once: where it generates, keep the tokens on the GPU and look for "
+    "their end every few of them; where it is evaluated, add up on the GPU. A static key-value cache and "
+    'CUDA graphs (`torch.compile(mode="reduce-overhead")`) leave one launch between two reads.'
+)
 COLLECTS_FROM = 0.05  # of step time
 RUNS = re.compile(r"\bruns (Python|other code)\b")
 RECORD_STACKS = re.compile(r"Record call stacks: .*|To see which Python .*")
@@ -73,6 +78,7 @@ def join_host(page: PageFindings) -> None:
     _out_of_memory(page)
     _outside_window(page)
     _synchronised_often(page)
+    _reads_after_passes(page)
     _computed_to_be_read(page)
     _detects_anomalies(page)
     _after_waits(page)
@@ -174,6 +180,17 @@ def _synchronised_often(page: PageFindings) -> None:
             ((spoken(name), ns) for name, ns in parts),
         ),
     )
+
+
+def _reads_after_passes(page: PageFindings) -> None:
+    """Values of which each takes a pass of the model, as tokens do, cannot be read every hundredth step."""
+    waits, many = page.of(HOST_WAITS), page.given.after_passes
+    if waits is None or not many or 2 * many < _waits_in_steps(page.given)[0]:
+        return
+    each = f"{many // page.given.num_steps:,} " if many >= 2 * page.given.num_steps else ""
+    fact = f"{each}of these waits come after a pass of the model without gradients"
+    told = (f"{fact}, as where it generates tokens", *waits.evidence)
+    page.replace(waits, replace(waits, evidence=told, next=SEVERAL_PASSES, remedies=()))
 
 
 def _computed_to_be_read(page: PageFindings) -> None:

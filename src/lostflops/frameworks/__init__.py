@@ -78,6 +78,7 @@ def setting(trace: Trace, kept: Kept = _anew) -> Setting:
         units=matrix_units(gpu),
         versions=versions,
         told_by=told_by,
+        trains=effects.trains(named, hosts),
     )
 
 

@@ -46,6 +46,19 @@ def on(
     return frozenset(found)
 
 
+# What only a job that trains runs: on the host, and on the device where a graph holds the whole step.
+GRADIENTS = r"^autograd::|Backward\d*$|^Optimizer\.step#"
+ON_DEVICE = r"(?i)back?ward|bwd|dgrad|wgrad|multi_tensor_apply|adam|sgd"
+
+
+def trains(named: Mapping[str, Sequence[str]], hosts: Sequence[str]) -> bool:
+    """Whether the job computes gradients, or may: where no operators were recorded nothing tells."""
+    operators = named.get("operators", ())
+    return (
+        not operators or names.any_has(GRADIENTS, hosts) or names.any_has(ON_DEVICE, named.get("kernels", ()))
+    )
+
+
 def loads_alone(trace: Trace, named: Mapping[str, Sequence[str]]) -> bool:
     """Whether of several loaders those without workers take longer: adding workers is what helps them."""
     ranges = trace.table("ranges")

@@ -310,10 +310,17 @@ def with_names(
     for which, among in ((~capture & ~other, rows), (other, rows + in_calls)):
         parts += [named(some, among)] if (some := here.filter(which)).height else []
     if (some := here.filter(capture)).height:  # all that a thread does there it does for the capture
-        calls = rows[-1]
-        names = calls["name"].unique().cast(pl.String).drop_nulls().to_list()
-        parts.append(named(some, [captures(calls.lazy(), names).select(columns).collect()]))
+        parts.append(named(some, [_captures_beside(some, launches).select(columns)]))
     return pl.concat(parts).lazy().drop("thread").sort("rank", "start")
+
+
+def _captures_beside(stretches: pl.DataFrame, launches: Frame) -> pl.DataFrame:
+    """The captures of graphs of these ranks, each on all threads of the stretches: a backward pass that is
+    captured runs on a thread of its own."""
+    assert launches is not None
+    names = launches.select(pl.col("name").cast(pl.String).unique()).collect()["name"].drop_nulls()
+    lanes = stretches.select("rank", "thread").unique()
+    return captures(launches, names.to_list()).drop("thread").collect().join(lanes, on="rank")
 
 
 def _nodes_first(operators: Frame, frames: Frame) -> list[Frame]:
@@ -348,7 +355,7 @@ def host_by_cause(
         threads.append(work.select("rank", "thread").collect())
     near = _lanes(*threads, *(engines.select("rank", thread=role) for role in ("caller", "engine")))
     tables: dict[Row, Frame] = {"range": ranges, "operator": operators, "frame": frames, "launch": launches}
-    *claims, layer = _host_claims(steps, ranks, tables, os_calls, near)
+    *claims, layer = _host_claims(steps, ranks, tables, os_calls, near, engines)
     rank, thread, start, end = claims
     first, reach = intervals.united((rank, thread, layer), start, end)
     rank, thread, start, layer = (column[first] for column in (rank, thread, start, layer))
@@ -513,9 +520,13 @@ def _host_claims(
     tables: Mapping[Row, Frame],
     os_calls: Frame,
     lanes: tuple[Int, Int],
+    engines: pl.DataFrame,
 ) -> tuple[Int, ...]:
     """What these host threads did: rank, thread, start, end, and the place of the account in `CLAIMING`; one
-    row of the host may be in several."""
+    row of the host may be in several.
+
+    What an engine does while its caller captures a graph becomes part of that.
+    """
     parts: list[tuple[Int, ...]] = []
 
     def claim(code: str | Int, rows: Sequence[Int]) -> None:
@@ -546,7 +557,9 @@ def _host_claims(
             if (length >= FIRST_CALL).any():
                 claim_rows(INITIALISATION, first_calls(steps, here, cause_of(names, row)))
             if any(map(CAPTURE_CALL.match, names)):
-                claim_rows(CAPTURE, captures(here.lazy(), names).collect())
+                claim_rows(CAPTURE, during := captures(here.lazy(), names).collect())
+                beside = during.join(engines, left_on=["rank", "thread"], right_on=["rank", "caller"])
+                claim_rows(CAPTURE, beside.with_columns(thread="engine"))
             claim(LONG_CALL, [column[length >= LONG] for column in times])
             claim(LAUNCH_BOUND, times)
         elif row == "operator":

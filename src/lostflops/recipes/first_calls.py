@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
+from lostflops.store.trace import CLOSED
+
 # A first call that sets something up takes ten milliseconds to minutes, and at least so many times as long as
 # the usual one. A job starts within its first steps; a single step leaves nothing to compare with, and then
 # only a call that is too long for anything else counts.
@@ -16,8 +18,8 @@ LAST_OF_THE_FIRST_STEPS = 2
 def first_calls(steps: pl.LazyFrame, calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
     """The calls that set up what all later ones use: the context, a library, the first memory.
 
-    Such a call lies in the first step of a job that has just begun, frees or allocates memory or proves no
-    cause, and later ones of its name are over at once. `names` is what `cause_of` says of the calls.
+    Such a call begins while the host is in the first step of a job that has just begun, frees or allocates
+    memory or proves no cause, and later ones of its name are over at once. `names` is what `cause_of` says of the calls.
     """
     length = pl.col("end") - pl.col("start")
     may = names.filter(pl.col("cause").is_null() | (pl.col("cause") == "memory_allocator"))["name"]
@@ -25,7 +27,7 @@ def first_calls(steps: pl.LazyFrame, calls: pl.DataFrame, names: pl.DataFrame) -
     first = (
         steps.sort("start")
         .group_by("rank")
-        .agg(_until=pl.col("end").first(), _number=pl.col("step").first(), _steps=pl.len())
+        .agg(_until=CLOSED.first(), _number=pl.col("step").first(), _steps=pl.len())
         .filter(pl.col("_number") <= LAST_OF_THE_FIRST_STEPS)
         .collect()
     )

@@ -46,13 +46,14 @@ def launching(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl
     if not rows["ran"].all():
         captured = captures(launches.select("rank", "thread", "start", "end", "name"), names).collect()
         if captured.height:
-            inside = captured.select("rank", "thread", _begin="start", _end="end").sort("_begin")
+            # A backward pass that is captured launches on a thread of its own.
+            inside = captured.sort("start").select(
+                "rank", _begin="start", _end=pl.col("end").cum_max().over("rank")
+            )
             rows = (
                 rows.sort("start")
-                .join_asof(
-                    inside, left_on="start", right_on="_begin", by=["rank", "thread"], check_sortedness=False
-                )
-                .filter((pl.col("start") >= pl.col("_end")).fill_null(True))
+                .join_asof(inside, left_on="start", right_on="_begin", by="rank", check_sortedness=False)
+                .filter(pl.col("ran") | (pl.col("start") >= pl.col("_end")).fill_null(True))
             )
     return rows.select("rank", "start", "ran")
 

@@ -1,11 +1,11 @@
 """Name a stretch of idle time by what its host thread was at: the deepest row that tells most of it.
 
-A row tells a stretch when it covers at least half of it; of those the deepest says most. Where the rows
-inside it tell more than it does, though none of them half, the stretch is cut where they begin and end, and
-each part is named by itself. Rows of less than a tenth of a stretch are not looked at, so a loop keeps the
-name of its function however many operators it calls; but short calls of one function of the user's count as
-one from the first to the last, where they fill half of that. A stretch that no row covers is cut at the
-outermost rows in it.
+A row tells a stretch when it covers at least half of it, and no tenth of it lies in others beside that row;
+of those the deepest says most. Where the rows inside it tell more than it does, the stretch is cut where they
+begin and end, and each part is named by itself: what runs next gets its own time. Rows of less than a tenth
+of a stretch are not looked at, so a loop keeps the name of its function however many operators it calls; but
+short calls of one function of the user's count as one from the first to the last, where they fill half of
+that. A stretch that no row covers is cut at the outermost rows in it.
 
 A name is what ran and the deepest function of the user's around it, where the two differ: 'time.sleep in
 train.py(16): step'. What stands between them, and what every call passes through, is left out.
@@ -306,7 +306,7 @@ def _parts(asked: pl.DataFrame, rows: _Rows, users: Bool, inner_of: Int) -> _Par
     while len(number):
         children = tree.children(start, end, node, lane, (first[number], last[number]))
         most, best, told = children.weigh()
-        descend = 2 * most >= end - start
+        descend = (2 * most >= end - start) & (TELLING * (told - most) < end - start)
         cut = ~descend & (children.count > 0) & ((2 * told >= end - start) | (node < 0))
         stay = ~descend & ~cut
         inner, outer = children.cut(cut)

@@ -52,7 +52,8 @@ class Remedy:
     that shards does. `when` says what else must hold beside a finding that asks for it. `on` names the effect
     by which a recording shows that the change was made; `more` says what to do then, and without it the page
     is silent. `needs` is a precision that the GPU's matrix units must take, `lacks` one that they must be
-    known not to take; `unsure` is said where the GPU is not known.
+    known not to take; `unsure` is said where the GPU is not known. `of_training` says that a job which
+    computes no gradients cannot make it.
     """
 
     name: str
@@ -74,4 +75,5 @@ class Remedy:
     needs: str = ""
     lacks: str = ""
     unsure: str = ""
+    of_training: bool = False
     is_in_deepspeed_json: bool = False  # what 'deepspeed' does, other frameworks pass on as JSON

@@ -75,9 +75,12 @@ class Setting:
     units: frozenset[str] | None = None  # precisions of the GPU's matrix units; None where not known
     versions: Mapping[str, Version] = field(default_factory=dict[str, Version])
     told_by: str = ""
+    trains: bool = True  # False where all that it computes was recorded, and no gradient is among it
 
     def allows(self, remedy: Remedy) -> bool:
-        """Whether the GPU can do what the remedy asks for, as far as that is known."""
+        """Whether the GPU and the job can do what the remedy asks for, as far as that is known."""
+        if remedy.of_training and not self.trains:
+            return False
         if self.units is None:
             return not remedy.lacks
         return remedy.needs in {"", *self.units} and (not remedy.lacks or remedy.lacks not in self.units)

@@ -140,6 +140,15 @@ def test_what_the_job_says_of_its_loss_goes_before_what_a_framework_logs() -> No
     assert clock._told._waiting == [(3, {"tokens": 12}), (3, {"loss": 0.12345}), (3, {"loss": 7.5})]  # pyright: ignore[reportPrivateUsage]
 
 
+def test_losses_of_batches_add_up_to_that_of_the_step_that_has_ended() -> None:
+    clock = Clock()
+    clock.step = 4
+    clock.parts([0.25, 0.5])
+    clock.tell({"loss": 7.5})
+    clock.parts([1.0])
+    assert clock._told._waiting == [(3, {"loss": 0.75}), (3, {"loss": 7.5})]  # pyright: ignore[reportPrivateUsage]
+
+
 @pytest.mark.parametrize(
     ("logged", "told"),
     [(0.12345, True), (0.1234, False), (math.inf, True), (1, False), ("0.12345", False), (None, False)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops.causes.declared import EVALUATES
+from lostflops.causes.names import spoken, without_place
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding, milliseconds
 from lostflops.recipes.idle.evaluations import COMPUTE, HOST, LIGHTNING, TRAINER
@@ -23,6 +24,10 @@ RARELY = {
     "`check_val_every_n_epoch`. `limit_val_batches`, or larger batches of the validation loader, shorten "
     "each.",
 }
+OWN = (
+    "If {} measures the model, do that less often, such as every few hundred steps, or on fewer or larger "
+    "batches."
+)
 
 
 def evaluates_often(page: PageFindings) -> None:
@@ -31,19 +36,20 @@ def evaluates_often(page: PageFindings) -> None:
     host = given.evaluations.filter(account=HOST)
     idle = given.evaluations.filter(~pl.col("account").is_in([HOST, COMPUTE]))
     computes = int(given.evaluations.filter(account=COMPUTE)["ns"].sum()) // steps
-    times, idles = int(host["steps"].sum()), int(idle["ns"].sum()) // steps
-    often = times >= OFTEN * steps and not host.filter(pl.col("steps") >= LEAST).is_empty()
+    times, idles = host.height, int(idle["ns"].sum()) // steps
+    often = times >= OFTEN * steps and host.group_by("rank").len().filter(pl.col("len") >= LEAST).height
     if given.on_host or not often or not page.reaches(computes + idles, FROM):
         return
     each = "each step" if times == steps else f"{times} of {steps} steps"
     spent = int(host["ns"].sum()) // steps
-    framework = LIGHTNING if LIGHTNING in host["name"] else TRAINER
+    by, own = str(host["name"][0]), spoken(str(host["name"][0]))
+    who = WHO.get(by) or f"{without_place(own)} runs the model without training it"
     alone = len(given.steps) == 1  # ranks that evaluate one after the other wait for each other
     leave_rest(page, idle, sorted(set(idle["account"])), "without what lies in the evaluation")
     page.put(
         Finding(
             name=EVALUATES.name,
-            claim=f"{WHO[framework]} in {each}, which takes {page.share(computes + idles)}.",
+            claim=f"{who} in {each}, which takes {page.share(computes + idles)}.",
             gain="at most" if alone else "unknown",
             # What else the busiest stream does stays.
             ns_per_step=min(spent, given.beside_work // steps) + computes if alone else 0,
@@ -56,7 +62,7 @@ def evaluates_often(page: PageFindings) -> None:
                     else []
                 ),
             ),
-            next=RARELY[framework],
+            next=RARELY.get(by) or OWN.format(own),
             remedies=(),
             recipe="idle_summary",
             accounts=tuple(sorted(set(idle["account"]))),

@@ -134,7 +134,7 @@ def _tensor_by_tensor(page: PageFindings, finding: Finding, parts: Sequence[tupl
     inside = [(name, ns) for name, ns in parts if _users_function(name) == reads]
     passes = sum(ns for name, ns in inside if PRODUCT.match(name)) >= PASSES * sum(ns for _, ns in inside)
     waits_there = reads and not passes and reads == mostly_in(waited, sum(ns for _, ns in waited))
-    if page.given.reads_values and waits_there:
+    if page.given.reads_values and waits_there and not page.given.after_passes:
         return replace(
             finding,
             claim=f"{finding.claim.rstrip('.')}, mostly in {without_place(spoken(reads))}, which reads "

@@ -120,10 +120,10 @@ class Notes:
         ran = pl.concat(found) if found else launches.select("correlation").clear()
         captured = (
             launches.sort("start")
+            # On any thread: a backward pass that is captured launches on one of its own.
             .join_asof(
-                during.select("thread", "start", _until="end"),
+                during.select("start", _until=pl.col("end").cum_max()),
                 on="start",
-                by="thread",
                 strategy="backward",
                 check_sortedness=False,
             )

@@ -9,11 +9,21 @@ import polars as pl
 from lostflops import intervals
 from lostflops.accounts.account import Row
 from lostflops.naming.host_causes import cause_of, causes_of
+from lostflops.recipes.host_steps import host_steps, while_on_host
 from lostflops.recipes.stretch_names import spoken as row_in_words
 from lostflops.store.trace import Trace
 
 SAVING = "checkpoint_logging"
 MOST_PROOFS = 5  # names of one kind that are looked at
+# What returns when a checkpoint can be written beside the job: until then the thread that asks for it is held
+# up, mostly by the copy of the state to the host.
+ASYNC, STAGING = "async", "staging"
+IN_ASYNC = {
+    ASYNC: r"torch/distributed/checkpoint/state_dict_saver\.py\(\d+\): async_save$",
+    STAGING: r"torch/distributed/checkpoint/(?:staging|_state_dict_stager)\.py\(\d+\): "
+    r"(?:_?stage|synchronize_staging)",
+}
+HELD_UP = pl.Schema({"part": pl.String, "ns": pl.Int64})
 
 
 def saving_rows(trace: Trace) -> Iterator[tuple[Row, pl.DataFrame]]:
@@ -62,3 +72,23 @@ def with_proofs(stretches: pl.DataFrame, trace: Trace) -> pl.DataFrame:
 
 def _length(rows: pl.DataFrame) -> int:
     return int((rows["end"] - rows["start"]).sum())
+
+
+def held_up_by_async(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
+    """How long main threads are in `async_save` in steps that count, and in the copy to the host that is part
+    of it, ns: a row of 'async' and one of 'staging', none where nobody saves so."""
+    frames, steps, ranks = (trace.table(name) for name in ("frames", "steps", "ranks"))
+    if frames is None or steps is None or ranks is None:
+        return HELD_UP.to_frame()
+    name = pl.col("name").cast(pl.String)
+    names = frames.select(name.unique()).collect()["name"].drop_nulls()
+    if not names.str.contains(IN_ASYNC[ASYNC]).any():
+        return HELD_UP.to_frame()
+    mine = frames.join(ranks.select("rank", thread="main_thread"), on=["rank", "thread"], how="semi")
+    windows = while_on_host(host_steps(steps, counted.lazy()))
+    told: list[tuple[str, int]] = []
+    for part, pattern in IN_ASYNC.items():
+        rows = mine.filter(name.is_in(names.filter(names.str.contains(pattern)).implode()))
+        inside = intervals.inside(intervals.union(rows, ["rank"]), windows, {"ns": pl.lit(True)})
+        told.append((part, int(inside.select(pl.col("ns").sum()).collect().item() or 0)))
+    return pl.DataFrame(told, schema=HELD_UP, orient="row")

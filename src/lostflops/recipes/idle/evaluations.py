@@ -1,11 +1,14 @@
-"""What of the steps an evaluation takes that a training framework makes inside them."""
+"""What of the steps an evaluation takes that a training framework or the job itself makes inside them."""
 
 from __future__ import annotations
+
+import re
 
 import polars as pl
 
 from lostflops import intervals
 from lostflops.recipes.host_steps import host_steps, in_host_steps
+from lostflops.recipes.stretch_names import is_users
 from lostflops.store.trace import Trace
 
 # What stands around all that a framework does for one: the Hugging Face Trainer, Lightning.
@@ -14,52 +17,46 @@ FRAMES = {
     TRAINER: r"(?:^|/)transformers/trainer(?:_seq2seq)?\.py\(\d+\): evaluate$",
     LIGHTNING: r"(?:^|/)(?:lightning/pytorch|pytorch_lightning)/loops/evaluation_loop\.py\(\d+\): run$",
 }
+# What jobs call a function of their own, or a range, that evaluates: where it runs the model and no backward
+# pass follows, in a job that has some.
+OWN = re.compile(
+    r"(?i)(?:^|[^a-z])(?:eval|evals|evaluate|evaluates|evaluation|val|valid|validate|validation|validating"
+    r"|estimate_loss)(?:[^a-z]|$)"
+)
+MODEL = ("gemm", "attention", "convolution")
+GOES_BACK = 0.5  # of the operators in it that autograd numbered, from which on it trains
 COMPUTE, HOST = "compute", "host"
 EVALUATIONS = pl.Schema(
-    {"rank": pl.Int32, "account": pl.String, "name": pl.String, "ns": pl.Int64, "steps": pl.Int64}
+    {"rank": pl.Int32, "account": pl.String, "name": pl.String, "ns": pl.Int64, "step": pl.Int64}
 )
+SPANS = ("rank", "thread", "start", "end")
 
 
 def in_evaluations(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFrame) -> pl.DataFrame:
     """What the evaluations inside steps that count take, by account and name, ns; each instant once.
 
     `stretches` is the table of `idle_causes`: of those it holds what lies inside an evaluation. A row of the
-    account 'compute' says for how long a device runs what was launched there, and one of 'host' how long the
-    CPU is at it, device idle or not; its `steps` are those that evaluate, its `name` is the framework.
+    account 'compute' says for how long a device runs what was launched there. One of 'host' says how long the
+    CPU is at it in a `step`, device idle or not; its `name` is the framework, or the job's own function or
+    range.
     """
-    frames, kernels, steps = (trace.table(name) for name in ("frames", "kernels", "steps"))
-    if frames is None or kernels is None or steps is None or stretches is None:
+    kernels, steps = trace.table("kernels"), trace.table("steps")
+    if kernels is None or steps is None or stretches is None:
         return EVALUATIONS.to_frame()
-    name = pl.col("name").cast(pl.String)
-    names = frames.select(name.unique()).collect()["name"].drop_nulls()
-    by = {framework: names.filter(names.str.contains(frame)) for framework, frame in FRAMES.items()}
-    asked = [frame for frames_of in by.values() for frame in frames_of]
-    if not asked:
+    windows, name = host_steps(steps, counted.lazy()), pl.col("name").cast(pl.String)
+    framework, spans = _of_frameworks(trace, windows)
+    if framework is None:
+        framework, spans = _of_its_own(trace, windows, kernels)
+    if framework is None:
         return EVALUATIONS.to_frame()
-    framework = next(framework for framework, frames_of in by.items() if len(frames_of))
-    cover = intervals.union(frames.filter(name.is_in(asked)), ["rank"]).collect()
-    spans = in_host_steps(cover.lazy(), host_steps(steps, counted.lazy())).collect()
     length = pl.col("end") - pl.col("start")
-    host = spans.group_by("rank").agg(ns=length.sum(), steps=pl.col("step").n_unique())
+    host = spans.group_by("rank", "step").agg(ns=length.sum())
     inside = spans.select("rank", "start", "end").lazy()
     idle = intervals.inside(
         stretches.join(counted, on=["rank", "step"], how="semi").lazy(), inside, {"ns": pl.lit(True)}
     )
     by_name = idle.filter(pl.col("ns") > 0).group_by("rank", "account", name).agg(pl.col("ns").sum())
-    launched = (
-        kernels.filter(pl.col("launch_start").is_not_null())
-        .select("rank", "start", "end", at="launch_start")
-        .sort("at")
-        .collect()
-        .join_asof(
-            spans.select("rank", at="start", until="end").sort("at"),
-            on="at",
-            by="rank",
-            check_sortedness=False,
-        )
-        .filter(pl.col("at") < pl.col("until"))
-    )
-    busy = intervals.union(launched.select("rank", "start", "end").lazy(), ["rank"])
+    busy = intervals.union(_launched(kernels, spans).select("rank", "start", "end").lazy(), ["rank"])
     told = [
         by_name.collect(),
         busy.group_by("rank").agg(ns=length.sum()).with_columns(account=pl.lit(COMPUTE)).collect(),
@@ -68,5 +65,82 @@ def in_evaluations(trace: Trace, stretches: pl.DataFrame | None, counted: pl.Dat
     return (
         pl.concat(told, how="diagonal_relaxed")
         .select(pl.col(c).cast(t) for c, t in EVALUATIONS.items())
-        .sort("rank", "account", "ns", "name", descending=[False, False, True, False])
+        .sort("rank", "account", "ns", "name", "step", descending=[False, False, True, False, False])
     )
+
+
+def _of_frameworks(trace: Trace, windows: pl.LazyFrame) -> tuple[str | None, pl.DataFrame]:
+    """The framework that evaluates, and when in these steps: rank, step, start, end."""
+    names = _names(frames := trace.table("frames"))
+    for framework, frame in FRAMES.items():
+        asked = names.filter(names.str.contains(frame))
+        if frames is not None and len(asked):
+            rows = frames.filter(pl.col("name").cast(pl.String).is_in(asked.implode()))
+            cover = intervals.union(rows, ["rank"]).collect()
+            return framework, in_host_steps(cover.lazy(), windows).collect()
+    return None, pl.DataFrame()
+
+
+def _of_its_own(
+    trace: Trace, windows: pl.LazyFrame, kernels: pl.LazyFrame
+) -> tuple[str | None, pl.DataFrame]:
+    """The job's own function or range that evaluates most, and when it does: rank, step, start, end.
+
+    A name alone proves nothing: it has to run the model, and no backward pass may follow, in a job with some.
+    """
+    operators, ranks = trace.table("operators"), trace.table("ranks")
+    found: list[pl.LazyFrame] = []
+    for table, called in ((trace.table("frames"), _function), (trace.table("ranges"), _range)):
+        asked = [name for name in _names(table) if OWN.search(called(name))]
+        if table is not None and asked:
+            found.append(table.filter(pl.col("name").cast(pl.String).is_in(asked)).select(*SPANS, "name"))
+    if operators is None or ranks is None or not found:
+        return None, pl.DataFrame()
+    main = ranks.select("rank", thread="main_thread")
+    rows = pl.concat(found).join(main, on=["rank", "thread"], how="semi")
+    within = in_host_steps(rows, windows).filter(pl.col("end") <= pl.col("closed")).collect()
+    cover = intervals.union(within.lazy(), ["rank"]).collect()
+    spans = in_host_steps(cover.lazy(), windows).collect()
+    numbered = operators.filter(pl.col("sequence") >= 0).select("rank", "sequence", "phase", at="start")
+    back = numbered.filter(pl.col("phase").cast(pl.String) == "backward").select("rank", "sequence").collect()
+    product = _launched(kernels.filter(pl.col("family").cast(pl.String).is_in(MODEL)), spans)
+    if back.is_empty() or product.is_empty():
+        return None, pl.DataFrame()
+    inside = _at(numbered.collect(), spans).select("rank", "sequence").unique()
+    if inside.join(back, on=["rank", "sequence"], how="semi").height > GOES_BACK * inside.height:
+        return None, pl.DataFrame()
+    length = (pl.col("end") - pl.col("start")).sum()
+    longest = within.group_by(pl.col("name").cast(pl.String)).agg(length).sort("end", "name")
+    return str(longest["name"][-1]), spans
+
+
+def _names(table: pl.LazyFrame | None) -> pl.Series:
+    if table is None:
+        return pl.Series(dtype=pl.String)
+    return table.select(pl.col("name").cast(pl.String).unique()).collect()["name"].drop_nulls()
+
+
+def _function(frame: str) -> str:
+    """What a function of the user's is called; empty for a library's."""
+    return frame.rpartition("): ")[2] if is_users(frame) else ""
+
+
+def _range(name: str) -> str:
+    """What a range is called, unless PyTorch does so, as 'autograd::engine::evaluate_function: …'."""
+    return "" if "::" in name else name
+
+
+def _at(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """The rows whose instant `at` lies in one of these spans of their rank."""
+    limits = spans.select("rank", at="start", until="end").sort("at")
+    return (
+        rows.sort("at")
+        .join_asof(limits, on="at", by="rank", check_sortedness=False)
+        .filter(pl.col("at") < pl.col("until"))
+    )
+
+
+def _launched(kernels: pl.LazyFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """The kernels that were launched in these spans."""
+    known = kernels.filter(pl.col("launch_start").is_not_null())
+    return _at(known.select("rank", "start", "end", at="launch_start").collect(), spans)

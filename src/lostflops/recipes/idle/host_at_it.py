@@ -6,23 +6,29 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from lostflops import intervals
 from lostflops.accounts import IDLE
 from lostflops.intervals import Int
 from lostflops.recipes.accounting import LAUNCH_BOUND, REFILLING, places
-from lostflops.recipes.backward_threads import lanes
+from lostflops.recipes.backward_threads import BETWEEN_NODES, lanes
 
 
 def host_at_it(
-    asked: pl.DataFrame, idle_stretches: pl.DataFrame, host_spans: pl.DataFrame, ranks: pl.DataFrame
+    asked: pl.DataFrame,
+    idle_stretches: pl.DataFrame,
+    host_spans: pl.DataFrame,
+    ranks: pl.DataFrame,
+    engines: pl.DataFrame,
 ) -> pl.DataFrame:
     """Each step and account with how long its rank's host is at it, and how long any rank's of the job.
 
     The device being idle for a cause counts as the host being at it. What a rank did while others were
     recorded and it was not may have been anything, and they may have waited for it. `anywhere` is null where
-    ranks are missing or their clocks cannot be compared.
+    ranks are missing or their clocks cannot be compared. `engines` are the threads that run backward passes
+    for others.
     """
     rank, start, end = (asked[c].to_numpy() for c in TIMES)
     of = _codes(asked)
@@ -39,7 +45,7 @@ def host_at_it(
             np.r_[spans.end, np.repeat(unknown_end, len(some))],
         ),
     )
-    named = covered((rank, start, end), _named(host_spans, by_host))
+    named = _named((rank, start, end), host_spans, by_host, engines)
     launching = of == CODES[LAUNCH_BOUND]
     host = np.where(launching, np.maximum(host, end - start - named), host)
     told = pl.Series(~launching & _compared(ranks))
@@ -98,13 +104,29 @@ def _unrecorded(ranks: pl.DataFrame) -> tuple[Int, Int]:
     return np.array([start.min(), end.min()]), np.array([start.max(), end.max()])
 
 
-def _named(host_spans: pl.DataFrame, spans: _Spans) -> tuple[Int, Int, Int]:
-    """When the host of each rank is at a cause that launching is no part of, on all of its threads.
+def _named(rows: Sequence[Int], host_spans: pl.DataFrame, spans: _Spans, engines: pl.DataFrame) -> Int:
+    """How much of each row (rank, start, end) its host is at a cause that launching is no part of, on all of
+    its threads.
 
-    Of several threads the others may launch meanwhile; only a rank with one thread is known not to.
+    Of several threads the others may launch meanwhile; only a rank with one is known not to. The engine of a
+    backward pass launches while its thread waits for it, and from one pass to the next does nothing.
     """
-    ranks, _, _ = lanes(host_spans)
+    of_host = host_spans.filter(_codes(host_spans) >= 0)
+    lane = engines.select("rank", thread="engine").with_columns(is_engine=pl.lit(True))
+    is_engine = of_host.join(lane, on=["rank", "thread"], how="left", maintain_order="left")["is_engine"]
+    runs_backward = is_engine.fill_null(False).to_numpy()
+    ranks, _, _ = lanes(host_spans.join(lane, on=["rank", "thread"], how="anti"))
     distinct, num = np.unique(ranks, return_counts=True)
-    held = np.isin(spans.rank, distinct[num == 1])
+    held = np.isin(spans.rank, distinct[num == 1]) & ~runs_backward
     held &= ~np.isin(spans.cause, [CODES[account] for account in REFILLING])
-    return spans.rank[held], spans.start[held], spans.end[held]
+    passes, until = intervals.united((spans.rank[runs_backward],), *_bridged(spans, runs_backward))
+    busy = tuple(column[runs_backward][passes] for column in (spans.rank, spans.start))
+    sessions = (*busy, until - BETWEEN_NODES)
+    both = (np.r_[spans.rank[held], sessions[0]], np.r_[spans.start[held], sessions[1]],
+            np.r_[spans.end[held], sessions[2]])  # fmt: skip
+    return covered(rows, both) - covered(rows, sessions)
+
+
+def _bridged(spans: _Spans, some: npt.NDArray[np.bool_]) -> tuple[Int, Int]:
+    """These spans, each as much longer as an engine may pause within one backward pass."""
+    return spans.start[some], spans.end[some] + BETWEEN_NODES

@@ -70,3 +70,36 @@ def computed_to_be_read(trace: Trace, counted: pl.DataFrame) -> int:
     each = after.drop_nulls("wait_right").group_by("wait")
     told = each.agg(pl.col("ns").sum(), kernels=pl.len(), of_model=of_model)
     return int(told.filter(pl.col("kernels") <= FEW, ~pl.col("of_model"))["ns"].sum())
+
+
+def reads_after_passes(trace: Trace, counted: pl.DataFrame) -> int:
+    """How many waits in steps that count come after a pass of the model without gradients, as each token does
+    that is generated: since the wait before, its thread launched the kernels of several layers, and autograd
+    numbered none of their operators. 0 where no operators were recorded."""
+    launches, kernels, steps, operators = (
+        trace.table(name) for name in ("launches", "kernels", "steps", "operators")
+    )
+    if launches is None or kernels is None or steps is None or operators is None:
+        return 0
+    of = ["rank", "thread"]
+    waits = (
+        launches.filter(pl.col("name").cast(pl.String).str.contains(WAITS))
+        .select(*of, start="start", at="start")
+        .pipe(in_host_steps, host_steps(steps, counted.lazy()))
+        .sort("at")
+        .with_row_index("wait")
+        .collect()
+    )
+    launched = kernels.drop_nulls("launch_start").select(*of, "family", "phase", at="launch_start").collect()
+    each = (
+        launched.sort("at")
+        .join_asof(waits, on="at", by=of, strategy="forward", check_sortedness=False)
+        .drop_nulls("wait")
+        .group_by("wait")
+        .agg(
+            pl.len(),
+            of_model=pl.col("family").cast(pl.String).is_in(MATRIX_WORK).any(),
+            numbered=pl.col("phase").is_not_null().any(),
+        )
+    )
+    return each.filter(pl.col("len") > FEW, "of_model", ~pl.col("numbered")).height

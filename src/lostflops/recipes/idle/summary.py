@@ -125,6 +125,7 @@ def idle_summary(
     busiest_stream: pl.LazyFrame,
     communication_matches: pl.LazyFrame | None,
     ranks: Ranks,
+    backward_engines: pl.LazyFrame,
 ) -> pl.LazyFrame:
     """Add up idle time by cause, the largest first, with a bound on what removing each cause could save.
 
@@ -159,7 +160,9 @@ def idle_summary(
     asked = asked.hstack([_waits(asked, communication_matches)]).lazy()
     asked = asked.join(own.select("account").unique(), how="cross").collect()
     each = (
-        host_at_it(asked, idle_stretches.collect(), host_spans.collect(), ranks.collect())
+        host_at_it(
+            asked, idle_stretches.collect(), host_spans.collect(), ranks.collect(), backward_engines.collect()
+        )
         .lazy()
         .join(own, on=[*window, "account"], how="left")
         .join(bubble, on=window, how="left")

@@ -72,4 +72,5 @@ REMEDY = Remedy(
     recipe="communication_summary",
     edit="faster-links=2",
     on="bf16 gradients",
+    of_training=True,
 )

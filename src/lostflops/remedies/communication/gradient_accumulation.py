@@ -100,4 +100,5 @@ REMEDY = Remedy(
     seen="Collectives of gradients run once per optimizer step, in the last micro-batch.",
     recipe="communication_summary",
     on="no_sync",
+    of_training=True,
 )

@@ -53,4 +53,5 @@ REMEDY = Remedy(
     seen="All-gathers of parameters are gone from forward and backward.",
     recipe="communication_summary",
     is_in_deepspeed_json=True,
+    of_training=True,
 )

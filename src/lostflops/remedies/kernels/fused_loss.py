@@ -53,4 +53,5 @@ REMEDY = Remedy(
     "the loss of the framework that splits it.",
     seen="Kernels of log-softmax are gone, and the peak of memory is lower.",
     recipe="kernel_summary",
+    of_training=True,
 )

@@ -43,4 +43,5 @@ REMEDY = Remedy(
     seen="Kernels of a fused optimizer stand where many elementwise ones stood at the end of the step.",
     recipe="kernel_summary",
     on="fused optimizer",
+    of_training=True,
 )

@@ -76,4 +76,5 @@ REMEDY = Remedy(
     seen="Fewer kernels run per step, each for longer, and the step gets shorter.",
     recipe="kernel_summary",
     is_in_deepspeed_json=True,
+    of_training=True,
 )

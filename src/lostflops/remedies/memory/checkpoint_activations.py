@@ -68,4 +68,5 @@ REMEDY = Remedy(
     seen="Forward kernels run once more inside backward, and the peak of memory falls.",
     recipe="kernel_families",
     helper="checkpoint",
+    of_training=True,
 )

@@ -81,4 +81,5 @@ REMEDY = Remedy(
     "step is exposed copies.",
     recipe="copy_summary_by_time",
     helper="offload",
+    of_training=True,
 )

@@ -78,4 +78,5 @@ REMEDY = Remedy(
     seen="Copies from the device follow backward, and the CPU's optimizer runs at the end of the step.",
     recipe="copy_summary_by_time",
     helper="optimizer_offload",
+    of_training=True,
 )

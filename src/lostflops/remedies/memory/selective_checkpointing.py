@@ -88,4 +88,5 @@ REMEDY = Remedy(
     seen="Fewer kernels of forward run inside backward: those of attention once.",
     recipe="kernel_families",
     helper="checkpoint",
+    of_training=True,
 )

@@ -67,4 +67,5 @@ REMEDY = Remedy(
     needs="fp16",
     lacks="bf16",
     is_in_deepspeed_json=True,
+    of_training=True,
 )

@@ -237,7 +237,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
             *step_notes.lengths(steps, counting),
             *step_notes.left_out(run, steps, counting),
             *step_notes.without_common_step(run, counting),
-            *step_notes.uneven(run, steps, counting),
+            *step_notes.uneven(run, steps, counting, given.evaluations),
             *_kept_notes(session, "page_step_kinds", partial(of_two_kinds, trace, run, steps, counting)),
         ),
         figures=tuple(_figures(run, counted, spent, by_name, unclassified, kernel_time)),

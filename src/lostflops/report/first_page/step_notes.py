@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 import polars as pl
 
 from lostflops import intervals
+from lostflops.causes.names import spoken, without_place
 from lostflops.finding import milliseconds, percent
+from lostflops.recipes.idle.evaluations import FRAMES, HOST
 from lostflops.store.trace import Trace
 from lostflops.tables import LEFT_OUT_BECAUSE
 
@@ -174,8 +176,13 @@ def without_common_step(run: Run, counted: pl.DataFrame) -> Iterator[str]:
     )
 
 
-def uneven(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
-    """Which counted steps are far longer than the others, and no outliers as they come back or do more."""
+def uneven(
+    run: Run, steps: pl.DataFrame, counted: pl.DataFrame, evaluations: pl.DataFrame | None = None
+) -> Iterator[str]:
+    """Which counted steps are far longer than the others, and no outliers as they come back or do more.
+
+    `evaluations` is the table of `in_evaluations`.
+    """
     length = (pl.col("end") - pl.col("start")).alias("length")
     each = steps.join(counted, on=["rank", "step"], how="semi").select("rank", "step", length)
     mine = each.group_by("step").agg(pl.col("length").max())
@@ -196,11 +203,27 @@ def uneven(run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str
             "the mean: it does more, or may come back."
         )
         return
+    why = "" if evaluations is None else _evaluate(long, usual, evaluations)
     yield (
-        f"{which[:1].upper()}{which[1:]} take{'s' * one} {took}, the others {milliseconds(usual)} (median). "
-        f"{'It counts' if one else 'They count'} in the mean: {'it does' if one else 'they do'} more, or may "
-        "come back."
+        f"{which[:1].upper()}{which[1:]} take{'s' * one} {took}, the others {milliseconds(usual)} (median)"
+        f"{why}. {'It counts' if one else 'They count'} in the mean: "
+        + (
+            "how often that comes in the job decides what it costs."
+            if why
+            else f"{'it does' if one else 'they do'} more, or may come back."
+        )
     )
+
+
+def _evaluate(long: pl.DataFrame, usual: float, evaluations: pl.DataFrame) -> str:
+    """That long steps hold an evaluation, where that is most of what they are longer."""
+    inside = evaluations.filter(account=HOST).group_by("step").agg(pl.col("ns").max(), pl.col("name").first())
+    held = long.join(inside, on="step", how="inner")
+    if held.height < long.height or (2 * held["ns"] < held["length"] - usual).any():
+        return ""
+    by, mean = str(held["name"][0]), milliseconds(int(held["ns"].sum()) // held.height)
+    who = "the evaluation" if by in FRAMES else without_place(spoken(by))
+    return f": {who} takes {mean} of {'it' if held.height == 1 else 'each'}"
 
 
 def _on_ranks(long: pl.DataFrame) -> str:

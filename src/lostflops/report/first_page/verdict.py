@@ -23,6 +23,7 @@ NAMES: Mapping[str, str] = {
 }
 
 BARELY = 0.5  # of what the first finding costs: a group of accounts that holds less is not what it is about
+SAVES = re.compile(r" while the CPU saves a checkpoint\.$|^Checkpoints hold ")  # and does not log
 # A loss that is so many times as large as the first finding, and not about it, leads the verdict.
 FAR_LARGER = 2
 
@@ -42,7 +43,7 @@ def verdict(
     """
     length = f"{milliseconds(budget.mean)} {span}"
     compute = budget.of("compute")
-    if first is not None and first.claim.endswith(" while the CPU saves a checkpoint."):
+    if first is not None and SAVES.search(first.claim):
         # The account is of logs as well.
         plain = replace(first, claim="")
         said = verdict(budget, on_host, span, plain, unseen)

@@ -22,6 +22,8 @@ HOOKS = {
     "torch.distributed.checkpoint.state_dict_saver": "saving",
     "deepspeed.runtime.engine": "deepspeed",
     "transformers.trainer": "trainer",
+    "pytorch_lightning.loops.optimization.automatic": "lightning",
+    "lightning.pytorch.loops.optimization.automatic": "lightning",
     "torch.distributed.elastic.multiprocessing.errors": "launching",
     "torch.multiprocessing.spawn": "launching",
 }

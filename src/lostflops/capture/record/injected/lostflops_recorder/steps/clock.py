@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import compiler, log, run_folder, settings, windows
@@ -76,6 +76,17 @@ class Clock:
             return
         with self._lock:
             self._told.add(max(0, self.step - 1), {"loss": loss})
+
+    def parts(self, losses: Sequence[Any]) -> None:
+        """A framework's losses of the batches of the step that has just ended, which add up to the step's.
+        What the job itself tells goes before."""
+        if self._tells_loss or not losses:
+            return
+        try:
+            with self._lock:
+                self._told.add(max(0, self.step - 1), {"loss": sum(losses[1:], losses[0])})
+        except Exception as error:
+            log.fault("the losses of a framework", error)
 
     def tell(self, values: dict[str, Any]) -> None:
         """The job says something of a step: of the running one, or of the one that has just ended."""

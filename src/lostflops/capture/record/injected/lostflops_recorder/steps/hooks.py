@@ -164,6 +164,28 @@ def trainer(module: Any) -> None:
     cls.log = log
 
 
+def lightning(module: Any) -> None:
+    """Lightning returns the loss of each batch: where it accumulates gradients its part of the step's."""
+    cls = getattr(module, "_AutomaticOptimization", None)  # of version 2
+    if cls is None:
+        return
+    inner = cls.run
+    losses: list[Any] = []
+
+    @functools.wraps(inner)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = CLOCK.step
+        result = inner(self, *args, **kwargs)
+        if CLOCK.on:
+            losses.append(result.get("loss"))
+            if CLOCK.step > before:
+                CLOCK.parts([loss for loss in losses if loss is not None])
+                losses.clear()
+        return result
+
+    cls.run = run
+
+
 def launching(module: Any) -> None:
     """This process may be what starts the ranks: PyTorch tells it how they ended."""
     atexit.unregister(failures.note)
