@@ -14,19 +14,17 @@ from lostflops.causes.given import Given
 from lostflops.causes.idle.named import names_of
 from lostflops.causes.lateness import (
     SYNCHRONISING,
-    LateTogether,
     _only_step,  # pyright: ignore[reportPrivateUsage]
     chain,
     late_rank,
-    late_together,
-    like_others_at_most,
     names_beyond,
     stages,
-    turns,
 )
 from lostflops.causes.longer_compute import slower_compute
 from lostflops.causes.one_rank.held_up import HeldUp
 from lostflops.causes.one_rank.late import Excess, Late, says
+from lostflops.causes.own_time.spent import like_others_at_most
+from lostflops.causes.own_time.together import LateTogether, late_together, turns
 from lostflops.recipes.compute.of_ranks import WORK
 
 DATA, PYTHON, WAIT = "idle.data_loading", "idle.other_host_work", "communication.wait"
