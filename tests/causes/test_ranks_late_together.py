@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 import lostflops
-from by_hand import MS, Rows, page
-from lostflops.causes.between_ranks.several import for_several
+from by_hand import MS, Rows, given, page
+from lostflops.causes.between_ranks.several import for_several, is_one_of_many
+from lostflops.causes.one_rank.late import Excess, Late
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding
+from lostflops.lab.simulate.engine import ran
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
@@ -80,10 +83,32 @@ def test_no_more_is_told_where_a_replay_gains_no_more_than_is_waited(gain: int, 
 def test_a_slow_stage_of_two_tensor_parallel_ranks_is_told_as_that(tmp_path: Path) -> None:
     """One of both was blamed, and to mend it alone gains nothing."""
     base = SimulatedJob(strategy("tp2-pp2-m2", 4), steps=2, warmup=1, layers=2)
-    simulate(SimulatedJob(**{**base.__getstate__(), "slow_ranks": {2: (1.4, 0), 3: (1.4, 0)}}), tmp_path)
+    simulate(replace(base, slow_ranks={2: (1.4, 0), 3: (1.4, 0)}), tmp_path)
     first = lostflops.why(tmp_path).findings[0]
     assert first.claim.startswith("Ranks 2 and 3 are the slowest pipeline stage")
     assert first.edit == "even-ranks:2+3" and "GPU clocks" in first.next
+
+
+def test_a_slow_replica_of_a_pipeline_is_told_with_what_a_step_gains_without_it(tmp_path: Path) -> None:
+    """Its stages wait for each other, and the bubble of the schedule was told first, and one rank of it."""
+    base = SimulatedJob(strategy("pp2-dp2-m2", 4), steps=2, warmup=1, layers=2)
+    slow = replace(base, slow_ranks={1: (1.4, 0), 3: (1.4, 0)})
+    simulate(slow, tmp_path)
+    first, *others = lostflops.why(tmp_path).findings
+    assert first.claim.startswith("Ranks 1 and 3 make a step ") and first.edit == "even-ranks:1+3"
+    assert first.size == pytest.approx(ran(slow).mean_step(1) - ran(base).mean_step(1), rel=0.02)
+    assert {other.name for other in others} <= {"pipeline-bubble", "few-whole-steps"}
+
+
+def test_two_ranks_of_which_one_alone_gains_less_than_half_are_told_together() -> None:
+    """Rank 1 computes 130, rank 2 116, the others 100: with the first mended all wait for the second."""
+    rows = [(r, s, "compute", ns) for s in range(2) for r, ns in enumerate((100, 130, 116, 100))]
+    late = Late(1, 15, 15, Excess(1, {"compute": 30}, (), 30), None, 2, 0, False, {}, 15, 15)
+    for both, together in ((31, True), (29, False)):
+        gains = {"even-ranks:1": 15, "even-ranks:1+2": both}
+        known = replace(given(rows), gained=lambda edit, gains=gains: gains[edit])
+        assert is_one_of_many(late, known) is together
+        assert not is_one_of_many(replace(late, rank=3), known)
 
 
 def test_ranks_are_evened_out_in_the_work_of_their_experts_alone(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from .between_ranks.advice import Advice, for_one
 from .between_ranks.exposed import EXPOSED, WAITING_TOLD, exposed_communication, gathers
 from .between_ranks.few_ranks import late_among_few, waited_in_turn
 from .between_ranks.in_turn import LATER_STILL, does_more, for_ranks, in_turn, within_steps
-from .between_ranks.several import EVEN_WORK, WAITS, for_several, unexplained
+from .between_ranks.several import EVEN_WORK, WAITS, for_several, is_one_of_many, unexplained
 from .given import OTHER_HOST, Given, has_stages
 from .idle.micro_batches import LAUNCHES, in_many_micro_batches
 from .lateness import (
@@ -38,7 +38,7 @@ from .names import BUBBLE, made_of
 from .one_rank.held_up import PAUSES
 from .one_rank.late import Excess, Late, also, says
 from .own_time.spent import faster_links_at_most, shared_at_most
-from .own_time.together import explained_by_own, is_one_of_many, takes_turns
+from .own_time.together import explained_by_own, takes_turns
 from .page_findings import PER_STEP, PageFindings
 from .purposes import SHARDS, STAGES, main_purpose
 from .stages import SCHEDULED, WAITS_FROM, SlowStage, join_stages, slowest_stage

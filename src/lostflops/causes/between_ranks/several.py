@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import polars as pl
@@ -9,11 +10,11 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.causes.gains import SURELY
 from lostflops.causes.given import Given, has_stages
-from lostflops.causes.lateness import in_words, replayed_even
+from lostflops.causes.lateness import ALONE, in_words, replayed_even, stages
 from lostflops.causes.longer_compute import later_part, launches_as_many, slower_compute
 from lostflops.causes.names import listed
 from lostflops.causes.one_rank.advised import UNEVEN, key_of, remedy_of
-from lostflops.causes.one_rank.late import more_of
+from lostflops.causes.one_rank.late import Late, more_of
 from lostflops.causes.own_time.spent import like_others_at_most, shared_at_most
 from lostflops.causes.own_time.together import LateTogether, late_together
 from lostflops.causes.page_findings import PageFindings
@@ -30,30 +31,62 @@ EVEN_WORK = "even-work"  # the edit: ranks that have more to do than others have
 WAITS = "communication-waits"
 
 
+def is_one_of_many(late: Late, given: Given) -> bool:
+    """Whether the rank is one of several that are late together, and to mend it alone gains less than half.
+
+    Of ranks on one slow node the last leads the next by little. Of stages one after the other each has its
+    share, two of them a half each.
+    """
+    group = _group(given)
+    if group is None or late.rank not in group.ranks:
+        return False
+    if not has_stages(given) and 2 * late.ns < group.more:
+        return True
+    together = 0 if group.apart else given.gained(_like_the_others(group.ranks))
+    share = ALONE if has_stages(given) else 0.5
+    return given.gained(_like_the_others([late.rank])) < share * together
+
+
 def for_several(page: PageFindings, waited: int, waits: Finding | None) -> tuple[int, int]:
     """Several ranks are late in nearly every step: how much of `waited` that explains, and how much transfer
     begins late for them with nothing left to compute, ns in a mean step of a mean rank.
 
-    Who computes meanwhile does not wait in the open, and only a replay tells what that costs.
+    Who computes meanwhile does not wait in the open, and only a replay tells what that costs. Nor do stages
+    of a pipeline wait for one rank alone.
     """
     given = page.given
-    group = None if has_stages(given) else late_together(given)
+    group = _group(given)
     if group is None or group.apart or not page.reaches(group.more, TOLD_FROM):
         return 0, 0
-    ranks = len(given.steps)
+    ranks, staged = len(given.steps), has_stages(given)
     beside = ranks - len(group.ranks)
-    if group.more * beside < EXPLAINED * waited * ranks:
+    if not staged and group.more * beside < EXPLAINED * waited * ranks:
         return 0, 0
-    by_others, gain = _by_the_others(given, group, waited), given.gained(_like_the_others(group))
+    by_others = 0 if staged else _by_the_others(given, group, waited)
+    gain = given.gained(_like_the_others(group.ranks))
     if gain < SURELY * by_others or not page.reaches(gain - by_others, TOLD_FROM):
         return 0, 0
-    told_together(page, group, waited, waits, gain)
-    return waited, max(0, gain * beside // ranks - waited)
+    told_together(page, group, 0 if staged else waited, waits, gain)
+    theirs = gain * beside // ranks
+    if staged:  # what is waited in sends and receives may be the schedule's
+        table = given.table("communication_wait")
+        in_pairs = 0 if table is None else int(table["in_pairs"].sum() or 0) // max(1, given.num_steps)
+        return min(waited, max(theirs, waited - in_pairs)), 0
+    return waited, max(0, theirs - waited)
 
 
-def _like_the_others(group: LateTogether) -> str:
-    """The edit that makes the late ranks like the others."""
-    return f"even-ranks:{'+'.join(map(str, group.ranks))}"
+def _group(given: Given) -> LateTogether | None:
+    """The ranks that are late together, where they are no one stage of a pipeline, which has more to do."""
+    group = late_together(given)
+    if group is None or not has_stages(given):
+        return group
+    known = stages(given).values()
+    return None if not known or any({*group.ranks} <= {*ranks} for ranks in known) else group
+
+
+def _like_the_others(ranks: Sequence[int]) -> str:
+    """The edit that makes late ranks like the others."""
+    return f"even-ranks:{'+'.join(map(str, ranks))}"
 
 
 def told_together(
@@ -113,7 +146,7 @@ def told_together(
             named=told_to.remedies,
             account=group.account,
         ),
-        edit=_like_the_others(group),
+        edit=_like_the_others(group.ranks),
     )
     if slower is None:
         page.put(told)

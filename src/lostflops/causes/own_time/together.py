@@ -137,12 +137,3 @@ def takes_turns(late: Late, given: Given) -> bool:
     )
     mine, whole = longest.select(pl.col("late").filter(rank=late.rank).sum(), all=pl.col("late").sum()).row(0)
     return bool(2 * (whole - mine) >= mine)
-
-
-def is_one_of_many(late: Late, given: Given) -> bool:
-    """Whether the rank is one of several that are late together, by far more than it comes after the others.
-
-    Of ranks on one slow node the last leads the next by little, and to mend it alone gains as little.
-    """
-    group = None if has_stages(given) else late_together(given)
-    return group is not None and late.rank in group.ranks and 2 * late.ns < group.more
