@@ -372,7 +372,7 @@ SLOWER = late({"compute": 8}, 8)
         ([(1, "gemm", "a 64", 6, 126)], None),
         # A grouped product is given more to do on the same grid: not a slower device.
         ([(rank, "gemm", "grouped_gemm", 6, ns) for rank, ns in ((0, 100), (2, 110), (1, 210))],
-         (f"its gemm kernels take 2 {THERE}", False)),
+             (f"the kernels of its experts take 2 {THERE}", False)),
     ],
 )  # fmt: skip
 def test_why_a_rank_computes_longer(rows: Any, told: tuple[str, bool] | None) -> None:

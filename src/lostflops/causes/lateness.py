@@ -100,13 +100,14 @@ def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
 
 def _all_waiting(given: Given, excess: Excess) -> int:
     """What ranks wait in a mean step, ns, as far as one rank's own work explains it and nothing else does; 0
-    where others have more of their own than a part of that, or a link is slow.
+    where others have more of their own than a part of that, a link is slow, or nobody knows who waits for it.
 
     Whoever waits for it makes others wait in operations without it, where no one rank is seen to be last.
     """
     own = [ns for rank, (ns, _) in spent(given).items() if rank != excess.rank]
     linked = any(finding.name == SLOW_LINK for finding in given.findings)
-    if linked or has_stages(given) or max(own) - median(own) > ALIKE * excess.ns:
+    known = not given.waited.filter(pl.col("on") == excess.rank).is_empty()
+    if not known or linked or has_stages(given) or max(own) - median(own) > ALIKE * excess.ns:
         return 0
     ranks = len(given.steps)
     return min(given.accounts.get(WAIT, 0), excess.ns * (ranks - 1) // ranks)
