@@ -12,8 +12,8 @@ import lostflops
 from lostflops.causes import findings
 from lostflops.causes.given import NAMES, Given
 from lostflops.causes.host import join_host
-from lostflops.causes.lateness import Turns, turns
 from lostflops.causes.names import spoken
+from lostflops.causes.own_time.together import Turns, turns
 from lostflops.causes.page_findings import PageFindings
 from lostflops.causes.waiting import join_waiting
 from lostflops.finding import Finding

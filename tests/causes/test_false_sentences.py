@@ -16,9 +16,10 @@ from lostflops.causes import findings
 from lostflops.causes.copies import join_copies
 from lostflops.causes.given import NAMES, Given, has_stages
 from lostflops.causes.idle.occurrence import told_once
-from lostflops.causes.lateness import late_together, late_when
+from lostflops.causes.lateness import late_when
 from lostflops.causes.names import made_of, spoken
 from lostflops.causes.one_rank.late import Excess, Late, also, says
+from lostflops.causes.own_time.together import late_together
 from lostflops.causes.page_findings import PageFindings
 from lostflops.causes.purposes import surely_waited
 from lostflops.causes.waited_for import dearer

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lostflops.causes.given import Given
-from lostflops.causes.lateness import like_others_at_most
+from lostflops.causes.own_time.spent import like_others_at_most
 
 TRANSFER = 7
 Computes = list[list[int]]  # of each rank, ns before each collective and after the last

@@ -14,19 +14,17 @@ from lostflops.causes.given import Given
 from lostflops.causes.idle.named import names_of
 from lostflops.causes.lateness import (
     SYNCHRONISING,
-    LateTogether,
     _only_step,  # pyright: ignore[reportPrivateUsage]
     chain,
     late_rank,
-    late_together,
-    like_others_at_most,
     names_beyond,
     stages,
-    turns,
 )
 from lostflops.causes.longer_compute import slower_compute
 from lostflops.causes.one_rank.held_up import HeldUp
 from lostflops.causes.one_rank.late import Excess, Late, says
+from lostflops.causes.own_time.spent import like_others_at_most
+from lostflops.causes.own_time.together import LateTogether, late_together, turns
 from lostflops.recipes.compute.of_ranks import WORK
 
 DATA, PYTHON, WAIT = "idle.data_loading", "idle.other_host_work", "communication.wait"
@@ -374,7 +372,7 @@ SLOWER = late({"compute": 8}, 8)
         ([(1, "gemm", "a 64", 6, 126)], None),
         # A grouped product is given more to do on the same grid: not a slower device.
         ([(rank, "gemm", "grouped_gemm", 6, ns) for rank, ns in ((0, 100), (2, 110), (1, 210))],
-         (f"its gemm kernels take 2 {THERE}", False)),
+             (f"the kernels of its experts take 2 {THERE}", False)),
     ],
 )  # fmt: skip
 def test_why_a_rank_computes_longer(rows: Any, told: tuple[str, bool] | None) -> None:

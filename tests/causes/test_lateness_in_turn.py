@@ -10,17 +10,10 @@ import polars as pl
 import pytest
 
 from by_hand import given
-from lostflops.causes.lateness import (
-    chain,
-    late_rank,
-    late_together,
-    late_when,
-    next_late,
-    takes_turns,
-    turns,
-)
+from lostflops.causes.lateness import chain, late_rank, late_when, next_late
 from lostflops.causes.one_rank.held_up import HeldUp
 from lostflops.causes.one_rank.late import Excess, Late
+from lostflops.causes.own_time.together import late_together, takes_turns, turns
 
 BUBBLE = "idle.pipeline_bubble"
 DATA, PYTHON, SAVING = "idle.data_loading", "idle.other_host_work", "idle.checkpoint_logging"

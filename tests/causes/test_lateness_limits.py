@@ -11,26 +11,27 @@ import pytest
 from by_hand import given
 from lostflops.causes.given import Given, has_stages
 from lostflops.causes.lateness import (
-    LateTogether,
     _alone,  # pyright: ignore[reportPrivateUsage]
-    _excess_by_step,  # pyright: ignore[reportPrivateUsage]
     _longer_steps,  # pyright: ignore[reportPrivateUsage]
     chain,
-    explained_by_own,
     explained_by_work,
-    faster_links_at_most,
     late_by_own,
     late_rank,
-    like_others_at_most,
-    like_the_least_at_most,
     replayed_even,
-    shared_at_most,
     shares_lateness,
     stages,
 )
 from lostflops.causes.longer_compute import slower_compute
 from lostflops.causes.names import EITHER
 from lostflops.causes.one_rank.late import Excess, Late
+from lostflops.causes.own_time.spent import (
+    excess_by_step,
+    faster_links_at_most,
+    like_others_at_most,
+    like_the_least_at_most,
+    shared_at_most,
+)
+from lostflops.causes.own_time.together import LateTogether, explained_by_own
 
 DATA, WAIT, BUBBLE = "idle.data_loading", "communication.wait", "idle.pipeline_bubble"
 TRANSFER = "communication.transfer"
@@ -215,7 +216,7 @@ def test_what_a_rank_may_spend_on_others_can_be_gained(account: str) -> None:
     known = spent((50, 30), (80, 5), account=account)
     assert faster_links_at_most(known) == 5
     # What its own work is says the same of all of these but the two that its host or its device may cause.
-    own = _excess_by_step(0, given([(0, 0, "compute", 50), (0, 0, account, 30), (1, 0, "compute", 50)]))
+    own = excess_by_step(0, given([(0, 0, "compute", 50), (0, 0, account, 30), (1, 0, "compute", 50)]))
     assert own == [0 if account in WAITING else 30]
 
 
@@ -228,8 +229,8 @@ def test_lateness_in_a_step_is_of_its_own_accounts_and_never_below_0() -> None:
         (1, 2, DATA, 5),
     ]
     rows += [(0, 0, WAIT, 40), (0, 0, BUBBLE, 40)]
-    assert _excess_by_step(1, given(rows)) == [2, 0]
-    assert _excess_by_step(0, given(rows)) == [0, 4]
+    assert excess_by_step(1, given(rows)) == [2, 0]
+    assert excess_by_step(0, given(rows)) == [0, 4]
 
 
 def imbalance(*ranks: int, **worst: Any) -> pl.DataFrame:

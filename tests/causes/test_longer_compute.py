@@ -35,6 +35,9 @@ def given(experts: int, rest: int) -> Given:
 def test_experts_are_told_from_other_work() -> None:
     assert of_experts(1, given(260, 120)) and not of_experts(1, given(120, 260))
     assert not of_experts(0, given(260, 100))  # it has no more than the median of the others
+    assert slower_compute(1, given(260, 120)) == (
+        "the kernels of its experts take 2.6 times as long as the same kernels there", False
+    )  # fmt: skip
     assert has_experts(given(100, 100)) and not has_experts(Given({}, given(1, 1).ledger))
 
 

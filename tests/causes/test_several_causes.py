@@ -57,6 +57,7 @@ def test_ranks_that_are_late_in_turn_for_unlike_causes_have_one_each(tmp_path: P
         "Ranks wait 7.50 ms per step (12.1 %) for rank 1: it is late in its turn, mostly by data loading."
     )
     assert waits.next.startswith("On rank 1: give the loader worker processes")
+    assert waits.edit == "even-ranks:1"
     assert sum(f.size for f in (collects, waits)) <= (10 + 7.5) * MS
 
 

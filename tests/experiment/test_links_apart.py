@@ -43,7 +43,7 @@ def test_a_link_is_apart_where_its_transfers_changed_unlike_those_of_others(
     after: pl.DataFrame, told: bool
 ) -> None:
     found = link_apart(EVEN, after, 100 * MS, 9 * MS)
-    expected = LinkApart("1, 3", "all-reduce", 15_000_000, 10 * MS, 30 * MS, 10 * MS, 10 * MS)
+    expected = LinkApart("1, 3", "all-reduce", 15_000_000, 10 * MS, 30 * MS, 10 * MS, 10 * MS, cost_ns=7 * MS)
     assert found == (expected if told else None)
     mended = link_apart(after, EVEN, 100 * MS, -9 * MS)
     assert (mended is not None) is told

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import lostflops
+from lostflops.experiment.difference.links_apart import LinkApart
 from lostflops.experiment.difference.ranks_apart import RanksApart, ranks_apart
-from made_runs import Job, Work, made
+from made_runs import MS, Job, Work, made
 
 
 def ranks(*computes: int, step: int = 100) -> dict[int, dict[str, int]]:
@@ -102,6 +103,23 @@ def test_a_link_that_changed_for_all_ranks_is_told_beside_the_rank_that_became_s
         "What changed is rank 2: +30.0 ms of compute per step, 0 ns on the rank in the middle; and the "
         "transfer on every rank: −30.0 ms on average. The others wait 30.0 ms more."
     ) in found.notes
+
+
+def test_a_link_that_changed_beside_a_rank_is_told_in_one_sentence_the_larger_first(tmp_path: Path) -> None:
+    calm = made(tmp_path / "calm", Job().run([[Work()] * 4] * 3))
+    slow = made(tmp_path / "slow", Job().run([[Work(), Work(), Work(), Work(computes=80)]] * 3))
+    rank = "rank 3: +40.0 ms of compute per step, 0 ns on the rank in the middle"
+    over = (
+        "transfer among ranks 0, 1: one all-reduce of 1 MB takes 30.0 ms, before 10.0 ms (among other ranks "
+        "it takes 10.0 ms, before 10.0 ms)"
+    )
+    for cost, changed in ((7, f"{rank}; and {over}"), (70, f"{over}; and {rank}")):
+        found = lostflops.diff(calm, slow)
+        found.__dict__["link"] = LinkApart(
+            "0, 1", "all-reduce", 10**6, *(ms * MS for ms in (10, 30, 10, 10)), cost_ns=cost * MS
+        )
+        said = f"What changed is {changed}. The others communicate and wait 40.0 ms more."
+        assert [note for note in found.notes if note.startswith("What changed is")] == [said]
 
 
 def test_ranks_that_are_slow_in_turn_are_none_that_changed(tmp_path: Path) -> None:

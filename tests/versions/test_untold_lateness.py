@@ -8,7 +8,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from lostflops.causes.lateness import _only_step, turns  # pyright: ignore[reportPrivateUsage]
+from lostflops.causes.lateness import _only_step  # pyright: ignore[reportPrivateUsage]
+from lostflops.causes.own_time.together import turns
 
 
 def ledger(*rows: tuple[int, int, str, int]) -> Any:

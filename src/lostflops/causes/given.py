@@ -86,6 +86,10 @@ def _none(names: Sequence[str]) -> tuple[str, ...]:
     return ()
 
 
+def _not_replayed(edit: str) -> int:
+    return 0
+
+
 @dataclass(frozen=True)
 class Given:
     """All that findings are joined by.
@@ -155,6 +159,9 @@ class Given:
     meeting: tuple[frozenset[int], ...] = ()
     with_frames: frozenset[int] = frozenset()  # ranks that recorded what Python ran
     gpus: Mapping[int, str] = field(default_factory=dict[int, str])  # of each rank, as its driver names it
+    hosts: Mapping[int, int] = field(default_factory=dict[int, int])  # number of each rank's, where known
+    # What a mean step gains by an edit, as a replay has it, ns; 0 where none knows.
+    gained: Callable[[str], int] = _not_replayed
     schedule: str = ""  # of the pipeline, as the recipe `pipeline_passes` names it; empty where not known
     units: frozenset[str] | None = None  # precisions of the GPU's matrix units; None where not known
 
@@ -422,6 +429,8 @@ def gather(
         clocks_apart=_clocks_apart(trace) if many else 0,
         with_frames=frozenset(folded("with_frames", RANKS, with_frames)["rank"]) if many else frozenset(),
         gpus=_gpus(trace),
+        hosts=_hosts(trace),
+        gained=partial(_gained, session),
         schedule="".join(folded("schedule", SCHEDULE, lambda: _schedule(session))["schedule"])
         if many
         else "",
@@ -446,6 +455,20 @@ def _gpus(trace: Trace) -> dict[int, str]:
         return {}
     known = ranks.select("rank", pl.col("gpu").cast(pl.String)).drop_nulls().unique("rank", keep="first")
     return dict(known.collect().iter_rows())
+
+
+def _hosts(trace: Trace) -> dict[int, int]:
+    ranks = trace.table("ranks")
+    if ranks is None:
+        return {}
+    return dict(ranks.select("rank", "host").drop_nulls().unique("rank", keep="first").collect().iter_rows())
+
+
+def _gained(session: Session, edit: str) -> int:
+    try:
+        return gained(session, edit)
+    except LostflopsError:  # what cannot be replayed must not cost the reader the page
+        return 0
 
 
 def _table(session: Session, recipe: str) -> pl.DataFrame | None:

@@ -11,7 +11,7 @@ for most of the waiting, and the late one is told by waiting least.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -22,37 +22,42 @@ from lostflops.finding import milliseconds, percent
 from lostflops.recipes.accounting import WAIT
 from lostflops.recipes.idle.read_values import WAITS as SYNCHRONISING_CALLS
 
-from .given import CHECKPOINT, COMMUNICATION, OTHER_HOST, Given, has_stages
+from .given import CHECKPOINT, OTHER_HOST, Given, has_stages
 from .host import BETWEEN, SYNCS
 from .longer_compute import ALIKE, slower_compute
 from .names import (
     ALL_OF_IT,
     BEFORE,
     IN_A_ROW,
-    NAMED_FROM,
     STEADY,
-    called,
     in_some,
     saved_or_logged,
     spoken,
     untold_after_wait,
 )
 from .one_rank.held_up import PAUSES, held_up
-from .one_rank.late import FIRST_ALONE, MOST_CAUSES, SYNCHRONISING, Excess, Late, also
+from .one_rank.late import FIRST_ALONE, SYNCHRONISING, Excess, Late, also
+from .own_time.spent import (
+    MAY_WAIT,
+    NOT_OWN,
+    beyond_by_step,
+    beyond_the_others,
+    excess_by_step,
+    like_others_at_most,
+    spent,
+)
+from .own_time.together import explained_by_own, late_together
 
 MORE_THAN_EVEN = 1.5  # times its even share of all waiting
 OWN_SHARE = 0.5  # of its lateness, which a rank's own work has to explain
 LEAD_SHARE = 1 / 3  # of the waiting for it, by which a culprit comes after the next to last
 ONCE_SHARE = 0.8  # of all lateness, from which on one step is called the only one
-AS_A_RULE = 0.8  # of the steps, in which ranks are late that are so together
 PASSED_ON = 0.03  # of the step, from which on waiting least tells a late rank that is not blamed for most
 ALONE = 0.8  # of what even ranks gain, from which on it is one rank that is late
 VARIES = 1.25  # times its least lateness in a step: that of a rank whose batches are uneven
 NEARLY_ALL = 0.9  # of exposed copies, that checkpoints make
+SLOW_LINK = "slow-link"
 COPY, TRANSFER = "copy", "communication.transfer"
-NOT_OWN = (*COMMUNICATION, "idle.pipeline_bubble", "idle.other_device")
-# What a rank may spend on others beside: its host waits for its device, which waits for them.
-MAY_WAIT = (*NOT_OWN, SYNCHRONISING, "idle.dependency")
 
 
 def late_rank(given: Given) -> Late | None:
@@ -81,8 +86,8 @@ def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
         return None
     # Collectives that follow each other on a stream begin together, however early a rank was ready for each:
     # by how much the last comes after the next to last adds up to more than the ranks' steps can shorten.
-    others = [waiting for rank, (_, waiting) in _spent(given).items() if rank != worst["rank"]]
-    explains = max(worst["per_step"] or 0, given.waited_for(worst["rank"]))
+    others = [waiting for rank, (_, waiting) in spent(given).items() if rank != worst["rank"]]
+    explains = max(worst["per_step"] or 0, given.waited_for(worst["rank"]), _all_waiting(given, excess))
     most = explains * ranks // (ranks - 1)
     saved, passed_on = min([lead, *others]), min(most, excess.ns)
     if has_stages(given) and 2 * saved < passed_on:  # the next to last is late for it, too
@@ -91,6 +96,21 @@ def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
     idly = given.by_rank(*(account for account in MAY_WAIT if account != TRANSFER))
     least = min(idly.get(rank, 0) for rank in given.meet(worst["rank"]) if rank != worst["rank"])
     return _late(given, worst, least if 2 * least < saved else saved, most, excess, explains)
+
+
+def _all_waiting(given: Given, excess: Excess) -> int:
+    """What ranks wait in a mean step, ns, as far as one rank's own work explains it and nothing else does; 0
+    where others have more of their own than a part of that, a link is slow, or nobody knows who waits for it.
+
+    Whoever waits for it makes others wait in operations without it, where no one rank is seen to be last.
+    """
+    own = [ns for rank, (ns, _) in spent(given).items() if rank != excess.rank]
+    linked = any(finding.name == SLOW_LINK for finding in given.findings)
+    known = not given.waited.filter(pl.col("on") == excess.rank).is_empty()
+    if not known or linked or has_stages(given) or max(own) - median(own) > ALIKE * excess.ns:
+        return 0
+    ranks = len(given.steps)
+    return min(given.accounts.get(WAIT, 0), excess.ns * (ranks - 1) // ranks)
 
 
 def _waits_least(given: Given, known: pl.DataFrame) -> Late | None:
@@ -136,7 +156,7 @@ def shares_lateness(late: Late, given: Given) -> bool:
     share = _alone(late.rank, given)
     if slower is None or slower[1] or (share is not None and share >= ALONE):
         return False
-    each = _excess_by_step(late.rank, given)
+    each = excess_by_step(late.rank, given)
     varies = bool(each) and VARIES * min(each) < max(each)
     if has_stages(given) and not varies:
         return False  # a stage with more layers is late in every step, by as much
@@ -168,12 +188,6 @@ def explained_by_work(given: Given) -> int:
     replay knows, by how much the rank with most of its own exceeds the mean."""
     steps = replayed_even(given)
     return max(steps[0] - steps[1] if steps else 0, explained_by_own(given))
-
-
-def explained_by_own(given: Given) -> int:
-    """By how much the rank with most of its own exceeds the mean in a mean step, ns."""
-    found = turns(given)
-    return found.explained if found else 0
 
 
 def stages(given: Given) -> Mapping[int, tuple[int, ...]]:
@@ -223,55 +237,6 @@ def _longer_steps(given: Given, rank: int) -> int:
     return max(0, round(means[rank] - median(others))) if others and rank in means else 0
 
 
-def like_others_at_most(given: Given, *ranks: int) -> int:
-    """What a mean step can gain at most if these ranks become like any of the others, ns.
-
-    No other rank gets shorter than its own work: all that it communicates may come to be hidden, for the
-    transfers that follow a late rank's arrival would otherwise run beside computing. And a late rank keeps
-    the work of the one that has least, and at best hides its communication.
-    """
-    spent = _spent(given)
-    beside = [each for each in spent if each not in ranks]
-    if not beside or not ranks or any(rank not in spent for rank in ranks):
-        return 0
-    own, waiting = ({each: parts[i] for each, parts in spent.items()} for i in (0, 1))
-    least = min(own[each] for each in beside)
-    return min(
-        *(waiting[each] for each in beside), *(max(0, own[rank] - least) + waiting[rank] for rank in ranks)
-    )
-
-
-def shared_at_most(given: Given) -> int:
-    """What a mean step can gain at most if all ranks share their work evenly, ns: the mean of it remains."""
-    waiting = [waiting for _, waiting in _spent(given).values()]
-    return sum(waiting) // max(1, len(waiting))
-
-
-def like_the_least_at_most(given: Given) -> int:
-    """What a mean step can gain at most if all ranks become like the one with least of its own in it, ns."""
-    may_wait = pl.col("ns").filter(pl.col("account").is_in(MAY_WAIT)).sum()
-    each = given.ledger.group_by("rank", "step").agg(may_wait=may_wait, all=pl.col("ns").sum())
-    least = each.group_by("step").agg(
-        own=(pl.col("all") - pl.col("may_wait")).min(), all=pl.col("all").mean()
-    )
-    return int(least.select((pl.col("all") - pl.col("own")).mean()).item() or 0)
-
-
-def faster_links_at_most(given: Given) -> int:
-    """What a mean step can gain at most if transfers get faster, ns: every rank keeps its own work."""
-    return min((waiting for _, waiting in _spent(given).values()), default=0)
-
-
-def _spent(given: Given) -> dict[int, tuple[int, int]]:
-    """What a mean step of each rank holds of its own work, and of what it may spend on others, ns."""
-    may_wait = pl.col("ns").filter(pl.col("account").is_in(MAY_WAIT)).sum()
-    sums = given.ledger.group_by("rank").agg(may_wait=may_wait, all=pl.col("ns").sum())
-    return {
-        rank: ((whole - waiting) // given.steps[rank], waiting // given.steps[rank])
-        for rank, waiting, whole in sums.iter_rows()
-    }
-
-
 def _excess(given: Given, rank: int) -> Excess | None:
     """By account what the rank has more of than the median of those it meets; None where it is alone."""
     steps = {r: n for r, n in given.steps.items() if r in given.meet(rank)}
@@ -289,7 +254,9 @@ def _excess(given: Given, rank: int) -> Excess | None:
     elif thread is not None:  # its launches are as slow as its Python, for one reason
         paused = pl.when(pl.col("account").is_in(PAUSES)).then(pl.lit(OTHER_HOST)).otherwise("account")
         own = own.with_columns(account=paused)
-    beyond = _beyond(own.group_by("rank", "account").agg(pl.col("ns").sum()), "account", rank, steps)
+    beyond = beyond_the_others(
+        own.group_by("rank", "account").agg(pl.col("ns").sum()), "account", rank, steps
+    )
     ordered = dict(sorted(beyond.items(), key=lambda part: (-part[1], part[0])))
     if not ordered or next(iter(ordered.values())) <= 0:
         return None
@@ -307,7 +274,7 @@ def names_beyond(given: Given, rank: int, account: str, *, refills: bool) -> lis
     """
     accounts = (account, *BETWEEN) if refills and account == SYNCHRONISING else (account,)
     mine = given.names.filter(pl.col("account").is_in(accounts)).drop_nulls("name")
-    more = _beyond(mine.group_by("rank", "name").agg(pl.col("ns").sum()), "name", rank, given.steps)
+    more = beyond_the_others(mine.group_by("rank", "name").agg(pl.col("ns").sum()), "name", rank, given.steps)
     return [part for part in more.items() if part[1] > 0]
 
 
@@ -333,170 +300,12 @@ def _waits_often(given: Given, rank: int) -> int:
     return round(mine) if others and mine >= median(others) + SYNCS else 0
 
 
-def _beyond(sums: pl.DataFrame, key: str, rank: int, steps: Mapping[int, int]) -> dict[str, int]:
-    """Per key what a mean step of the rank holds more than the median of the others."""
-    found: dict[str, dict[int, int]] = {}
-    for at, of, ns in sums.select("rank", key, "ns").iter_rows():
-        if at in steps:
-            found.setdefault(of, {})[at] = ns // steps[at]
-    others = [r for r in steps if r != rank]
-    return {
-        of: per_rank.get(rank, 0) - int(pl.Series([per_rank.get(r, 0) for r in others]).median() or 0)  # pyright: ignore[reportArgumentType]
-        for of, per_rank in found.items()
-    }
-
-
-def _own_by_step(given: Given) -> pl.DataFrame:
-    """Each rank's own time in each step that at least two ranks have: rank, step, own.
-
-    Of ranks that meet: others may have parts of their own in the job.
-    """
-    here = given.ledger.filter(pl.col("rank").is_in([*given.most_waiting]))
-    own = (
-        here.with_columns(own=pl.when(pl.col("account").is_in(NOT_OWN)).then(0).otherwise("ns"))
-        .group_by("rank", "step")
-        .agg(pl.col("own").sum())
-        .filter(pl.len().over("step") > 1)
-    )
-    return own.sort("step", "rank")
-
-
-def _beyond_by_step(rank: int, given: Given) -> pl.DataFrame:
-    """How much more of its own each step of the rank holds than the median of the others: step, late."""
-    own = _own_by_step(given)
-    beside = own.filter(pl.col("rank") != rank).group_by("step").agg(beside=pl.col("own").median())
-    mine = own.filter(pl.col("rank") == rank).join(beside, on="step")
-    return mine.select("step", late=(pl.col("own") - pl.col("beside")).clip(0))
-
-
-def _excess_by_step(rank: int, given: Given) -> list[int]:
-    return [int(late) for late in _beyond_by_step(rank, given)["late"]]
-
-
 def _only_step(given: Given, rank: int) -> int | None:
     """The step in which nearly all of the rank's lateness lies, where there are three or more."""
-    late = _beyond_by_step(rank, given).sort("late", "step", descending=[True, False])
+    late = beyond_by_step(rank, given).sort("late", "step", descending=[True, False])
     if late.height < 3 or late["late"][0] < ONCE_SHARE * float(late["late"].sum()):
         return None
     return int(late["step"][0])
-
-
-@dataclass(frozen=True)
-class LateTogether:
-    """Ranks that are late together in nearly every step, and the account in which they have most more."""
-
-    ranks: tuple[int, ...]
-    more: int  # ns beyond the median of the others
-    account: str
-    main: int  # how much of that is in the account, ns
-    # Each rank's own account with most beyond the others, and how much that is, ns; where these differ.
-    apart: tuple[tuple[int, str, int], ...] = ()
-
-    @property
-    def called(self) -> str:
-        return called(self.ranks)
-
-
-def late_together(given: Given) -> LateTogether | None:
-    """The ranks, half of all at most, that have more time of their own than every other, step by step."""
-    own = _own_by_step(given).pivot("rank", index="step", values="own", sort_columns=True).drop_nulls()
-    ranks = sorted((int(r) for r in own.columns if r != "step"), key=lambda r: -float(own[str(r)].sum()))
-    if own.is_empty() or len(ranks) < 4:
-        return None
-    means = [float(own[str(r)].sum()) / own.height for r in ranks]
-    many = max(range(2, len(ranks) // 2 + 1), key=lambda n: means[n - 1] - means[n])
-    gap = means[many - 1] - means[many]
-    if gap <= max(means[0] - means[many - 1], means[many] - means[-1]):
-        return None
-    late, others = ([str(r) for r in some] for some in (ranks[:many], ranks[many:]))
-    apart = own.select(pl.min_horizontal(late) > pl.max_horizontal(others)).to_series()
-    if int(apart.sum()) < AS_A_RULE * own.height:
-        return None
-    spent = (
-        given.ledger.filter(~pl.col("account").is_in(NOT_OWN))
-        .group_by("rank", "account")
-        .agg(pl.col("ns").sum())
-    )
-    beyond: dict[str, list[int]] = {}
-    each: dict[int, dict[str, int]] = {}
-    for rank in sorted(ranks[:many]):
-        beside = {r: given.steps[r] for r in (rank, *ranks[many:])}
-        each[rank] = _beyond(spent, "account", rank, beside)
-        for account, ns in each[rank].items():
-            beyond.setdefault(account, []).append(ns)
-    account, most = max(beyond.items(), key=lambda part: (sum(part[1]), part[0]))
-    own_most = tuple((rank, *max(parts.items(), key=lambda p: (p[1], p[0]))) for rank, parts in each.items())
-    apart = own_most if len({name for _, name, _ in own_most}) > 1 else ()
-    return LateTogether(tuple(sorted(ranks[:many])), round(gap), account, sum(most) // many, apart)
-
-
-@dataclass(frozen=True)
-class Turns:
-    """Ranks that are late in turn: how much of the waiting their own work explains, and by what account."""
-
-    explained: int  # ns in a mean step
-    account: str
-    share: float  # of the lateness that is in that account
-    ranks: tuple[int, ...]  # those with most of their own in some step
-    # Of few ranks each one's account with most beyond the others in its steps, and how much of that there is
-    # in all steps, ns; where these differ.
-    apart: tuple[tuple[int, str, int], ...] = ()
-
-
-def turns(given: Given) -> Turns | None:
-    """What makes ranks wait for each other where none is late as a rule; None where nothing tells."""
-    own = _own_by_step(given)
-    if own.is_empty():
-        return None
-    spread = own.group_by("step").agg(
-        spread=pl.col("own").max() - pl.col("own").mean(), rank=pl.col("rank").sort_by("own", "rank").last()
-    )
-    explained = int(spread["spread"].sum() / spread.height)
-    accounts = (
-        given.ledger.filter(~pl.col("account").is_in(NOT_OWN))
-        .group_by("rank", "step", "account")
-        .agg(pl.col("ns").sum())
-        .pivot("account", index=["rank", "step"], values="ns")
-        .fill_null(0)
-        .unpivot(index=["rank", "step"], variable_name="account", value_name="ns")
-    )
-    last = spread.select("step", "rank")
-    beside = (
-        accounts.join(last, on=["step", "rank"], how="anti")
-        .group_by("step", "account")
-        .agg(beside=pl.col("ns").median())
-    )
-    beyond = (
-        accounts.join(last, on=["step", "rank"])
-        .join(beside, on=["step", "account"])
-        .with_columns(ns=(pl.col("ns") - pl.col("beside")).clip(0))
-    )
-    more = beyond.group_by("account").agg(pl.col("ns").sum())
-    more = more.sort("ns", "account", descending=[True, False])
-    if more.is_empty() or not more["ns"][0]:
-        return None
-    ranks = tuple(spread["rank"].unique().sort())
-    share = more["ns"][0] / more["ns"].sum()
-    apart: list[tuple[int, str, int]] = []
-    if share < FIRST_ALONE:
-        sums = beyond.group_by("rank", "account").agg(pl.col("ns").sum())
-        own_most = sums.sort("ns", "account", descending=[True, False]).unique("rank", keep="first")
-        each = own_most.filter(pl.col("ns") >= NAMED_FROM * pl.col("ns").sum()).sort("rank")
-        if each["account"].n_unique() > 1 and each.height <= MOST_CAUSES:
-            apart = each.select("rank", "account", "ns").rows()
-    return Turns(explained, more["account"][0], share, ranks, tuple(apart))
-
-
-def takes_turns(late: Late, given: Given) -> bool:
-    """Whether others are late in the steps in which this rank is not, half as much as it in all or more."""
-    own = _own_by_step(given)
-    if own.is_empty() or has_stages(given):
-        return False
-    longest = own.group_by("step").agg(
-        late=pl.col("own").max() - pl.col("own").median(), rank=pl.col("rank").sort_by("own", "rank").last()
-    )
-    mine, whole = longest.select(pl.col("late").filter(rank=late.rank).sum(), all=pl.col("late").sum()).row(0)
-    return bool(2 * (whole - mine) >= mine)
 
 
 def next_late(late: Late, given: Given) -> Excess | None:
@@ -510,7 +319,7 @@ def next_late(late: Late, given: Given) -> Excess | None:
 
 def late_when(late: Late, given: Given) -> str:
     """In which of the steps the rank is late, where it is so since one, up to one or in some; else empty."""
-    ordered = _beyond_by_step(late.rank, given).sort("step")
+    ordered = beyond_by_step(late.rank, given).sort("step")
     steps, each = ordered["step"].to_list(), [int(ns) for ns in ordered["late"]]
     for one in range(1, len(each) - IN_A_ROW + 1):
         for most, rest, when in (
@@ -572,7 +381,7 @@ def _replayed(late: Late, given: Given) -> Iterator[str]:
 
 def _late_before(step: int, late: Late, given: Given) -> bool:
     """Whether the rank was late before a step as well, be it for another cause."""
-    each = _beyond_by_step(late.rank, given)
+    each = beyond_by_step(late.rank, given)
     before, after = (
         each.filter(which)["late"].mean() for which in (pl.col("step") < step, pl.col("step") >= step)
     )

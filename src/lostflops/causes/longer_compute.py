@@ -109,6 +109,10 @@ def slower_compute(rank: int, given: Given) -> tuple[str, bool] | None:
         sized = not given.on_host or most["sized"]
         those = f"the same {kind} there" if sized else f"{kind} of the same names there"
         said = f"its {most['family']} {kind} take {_times(most['ratio'])} times as long as {those}"
+        experts = same.filter(pl.col("kernel").str.contains(GROUPED))
+        if of_experts(rank, given) and experts["their_time"].sum():
+            ratio = int(experts["time"].sum()) / float(experts["their_time"].sum())
+            said = f"the {kind} of its experts take {_times(ratio)} times as long as {those}"
         if more := _asks_for_more(rank, given):
             return f"{said}, {more}: it has more work, such as {_such(rank, given)}", False
         if not given.on_host and most["family"] == ATTENTION and _others_keep_pace(families):

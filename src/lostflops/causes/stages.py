@@ -10,15 +10,10 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds
 
 from .given import INTERLEAVED, ZERO_BUBBLE, Given, has_stages
-from .lateness import (
-    in_words,
-    like_others_at_most,
-    replayed_even,
-    shared_at_most,
-    stages,
-)
+from .lateness import in_words, replayed_even, stages
 from .longer_compute import mostly, slow_device, slower_compute
 from .names import BUBBLE, called, on_ranks
+from .own_time.spent import like_others_at_most, shared_at_most
 from .page_findings import PageFindings
 
 WAITS_FROM = 0.03

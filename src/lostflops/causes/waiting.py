@@ -14,32 +14,20 @@ from lostflops.recipes.transfers import SLOWER
 from .between_ranks.advice import Advice, for_one
 from .between_ranks.exposed import EXPOSED, WAITING_TOLD, exposed_communication, gathers
 from .between_ranks.few_ranks import late_among_few, waited_in_turn
-from .between_ranks.in_turn import (
-    EVEN_WORK,
-    LATER_STILL,
-    WAITS,
-    does_more,
-    for_ranks,
-    in_turn,
-    unexplained,
-    within_steps,
-)
+from .between_ranks.in_turn import LATER_STILL, does_more, for_ranks, in_turn, within_steps
+from .between_ranks.several import EVEN_WORK, WAITS, for_several, is_one_of_many, unexplained
 from .given import OTHER_HOST, Given, has_stages
 from .idle.micro_batches import LAUNCHES, in_many_micro_batches
 from .lateness import (
     chain,
-    explained_by_own,
     explained_by_work,
-    faster_links_at_most,
     late_rank,
     late_when,
     names_beyond,
     next_late,
-    shared_at_most,
     shares_lateness,
     spoken_parts,
     stages,
-    takes_turns,
 )
 from .longer_compute import (
     device_is_slow,
@@ -49,9 +37,11 @@ from .longer_compute import (
 from .names import BUBBLE, made_of
 from .one_rank.held_up import PAUSES
 from .one_rank.late import Excess, Late, also, says
+from .own_time.spent import faster_links_at_most, shared_at_most
+from .own_time.together import explained_by_own, takes_turns
 from .page_findings import PER_STEP, PageFindings
 from .purposes import SHARDS, STAGES, main_purpose
-from .stages import SCHEDULED, WAITS_FROM, join_stages, slowest_stage
+from .stages import SCHEDULED, WAITS_FROM, SlowStage, join_stages, slowest_stage
 from .waited_for import dearer, join_waited_for, pauses_elsewhere
 
 ARRIVES = "rank-arrives-last"
@@ -79,6 +69,7 @@ def join_waiting(page: PageFindings) -> None:
     if left and given.longest_wait <= given.clocks_apart:
         # The clocks alone may make it: only that communication is exposed is known.
         moving = left + spent.get("communication.transfer", 0) + spent.get("communication.exposed", 0)
+        moving = max(0, moving - sum(for_several(page, 0, None)))
         if page.reaches(moving, EXPOSED_FROM) and found:
             error = milliseconds(given.clocks_apart // 2)
             told = (
@@ -92,10 +83,12 @@ def join_waiting(page: PageFindings) -> None:
     late, among, unsplit = late_rank(given) or late_among_few(given), None, 0
     if late is not None and page.about(late.cause) and pauses_elsewhere(given, late.rank, late.cause):
         late, among = None, late
-    if late is not None and takes_turns(late, given):
+    if late is not None and (takes_turns(late, given) or is_one_of_many(late, given)):
         late = None
     uneven = late is not None and shares_lateness(late, given)
-    slow = slowest_stage(given) if late is None or _is_late_beside(late, given) else None
+    slow = slowest_stage(given)
+    if late is not None and slow is not None and not (_is_late_beside(late, given) or _in_all_of(slow, late)):
+        slow = None
     in_stage = late is not None and slow is not None and late.rank in slow.ranks and bool(stages(given))
     of_stage = late.explains if late is not None and in_stage and not uneven else 0
     late = None if uneven or of_stage else late
@@ -110,6 +103,8 @@ def join_waiting(page: PageFindings) -> None:
         unsplit, left = turns_of - left, turns_of
     paused, paused_in_pairs = join_waited_for(page, late.rank if late else None)
     left = max(0, left - paused)
+    explained, begun_late = for_several(page, left, waits) if late is None else (0, 0)
+    left -= explained
     if among is not None:
         left -= _most_of_all(page, among, left)
     if given.waited.is_empty() and page.reaches(left, WAITS_FROM):
@@ -117,7 +112,7 @@ def join_waiting(page: PageFindings) -> None:
         left -= in_turn(page, left, waits, pauses=True)
     untold = spent.get("communication.exposed", 0)
     moving = spent.get("communication.transfer", 0) + untold - min(untold, unsplit)
-    moving = max(0, moving - (late.delays if late else 0))
+    moving = max(0, moving - (late.delays if late else begun_late))
     moved, held = _slow_link(page, left, alone=late is None and not uneven)
     moving, left = max(0, moving - moved), left - held
     moving -= _held_back(page, moving)
@@ -140,7 +135,7 @@ def join_waiting(page: PageFindings) -> None:
     if page.reaches(left, WAITS_FROM):
         left -= for_ranks(page, left, waits, late.rank if late else None) or within_steps(page, left, waits)
     if left > moving and waits is not None and page.reaches(left, WAITS_FROM):
-        page.put(unexplained(page, waits, left))
+        page.put(unexplained(page, waits, left) if among is None else _gains_little(page, waits, left, among))
         left = 0
     if page.reaches(moving + left, EXPOSED_FROM) and (exposed is not None or found):
         base = exposed or found[-1]
@@ -216,6 +211,26 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
         (*parts, *(part for each in beside for part in each.parts)),
     )
     page.put(found)
+
+
+def _gains_little(page: PageFindings, waits: Finding, left: int, late: Late) -> Finding:
+    """Waiting mostly for one rank, which others follow so closely that to mend it alone gains next to
+    nothing, such as those on a slow link."""
+    told = for_one(page, late.rank, late.cause, late.excess)
+    return replace(
+        waits,
+        claim=f"Ranks wait {page.share(left)} for each other, most of it for rank {late.rank}: {says(late)}.",
+        cost_per_step=left,
+        ns_per_step=max(late.at_most, late.ns),
+        evidence=(
+            f"rank {late.rank} alone gains {milliseconds(late.ns)} per step: others follow it closely",
+        ),
+        next=told.on(f"rank {late.rank}"),
+        remedies=told.remedies,
+        accounts=("communication.wait", late.cause),
+        rank=late.rank,
+        edit=f"even-ranks:{late.rank}",
+    )
 
 
 def _for_the_next(page: PageFindings, after: Excess | None, told: Advice) -> Iterator[str]:
@@ -328,6 +343,11 @@ def _is_late_beside(late: Late, given: Given) -> bool:
         return True
     slower = slower_compute(late.rank, given) if late.cause == "compute" else None
     return slower is not None and not slower[1]
+
+
+def _in_all_of(slow: SlowStage, late: Late) -> bool:
+    """Whether the late rank is one of several of a stage, all of which compute longer than other stages."""
+    return late.cause == "compute" and late.rank in slow.ranks and len(slow.ranks) > 1
 
 
 def _slow_link(page: PageFindings, waited: int, *, alone: bool) -> tuple[int, int]:

@@ -12,8 +12,9 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.finding import percent
+from lostflops.recipes.on_request.training.experts import GROUPED
 from lostflops.replay.graph import Circle
-from lostflops.replay.stragglers.chains import RankChains, chains
+from lostflops.replay.stragglers.chains import OF_EXPERTS, RankChains, chains
 
 PHASES = ("forward", "backward", "recompute", "optimizer")
 SPLIT = ("communication.wait", "communication.transfer")
@@ -70,7 +71,8 @@ def replayed_steps(
     def replayed() -> ReplayedSteps | str:
         windows = steps.group_by("rank").agg(pl.col("start").min(), pl.col("end").max())
         work = kernels.select(
-            "rank", "start", "end", "stream", "correlation", "family", "launch_start", "phase"
+            *("rank", "start", "end", "stream", "correlation", "family", "launch_start", "phase"),
+            experts=pl.col("name").cast(pl.String).str.contains(GROUPED).fill_null(False),
         )
         given = pl.collect_all([within(t, windows) for t in (device_runs, idle_stretches, work)])
         return _replayed(steps, matches, *given)
@@ -139,12 +141,15 @@ def within(rows: pl.LazyFrame, windows: pl.DataFrame) -> pl.LazyFrame:
 def _pieces(runs: pl.LazyFrame, idle: pl.LazyFrame, kernels: pl.LazyFrame) -> pl.DataFrame:
     """What each rank does at every instant of its window: rank, start, end, kind.
 
-    Computing by phase, idle time and copies by account; null while it waits for others or transfers.
+    Computing by phase, that of experts apart, which are long on ranks that get many tokens; idle time and
+    copies by account; null while it waits for others or transfers.
     """
     computing = kernels.filter(pl.col("family") != "communication")
+    of_experts = computing.filter("experts")
     phases = intervals.paint(
         runs.filter(pl.col("account") == "compute").select("rank", "start", "end"),
-        {phase: computing.filter(pl.col("phase") == phase) for phase in PHASES},
+        {phase + OF_EXPERTS: of_experts.filter(pl.col("phase") == phase) for phase in PHASES}
+        | {phase: computing.filter(pl.col("phase") == phase) for phase in PHASES},
         by=["rank"],
         account="kind",
     ).with_columns(pl.col("kind").fill_null("compute"))

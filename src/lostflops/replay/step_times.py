@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from lostflops.store.trace import OPENED
+
 from .dependencies.edges import Int
 from .recorded import RecordedJob
 
@@ -59,7 +61,7 @@ def step_points(job: RecordedJob, counted: pl.DataFrame) -> StepPoints:
         maintain_order="left",
     ).filter(pl.col("rank").is_in(list(held)))
     rank, step, start, end = (of_host[c].to_numpy() for c in ("rank", "step", "start", "end"))
-    host = np.minimum(of_host.select(pl.coalesce("host_start", "start")).to_series().to_numpy(), start)
+    host = np.minimum(of_host.select(OPENED).to_series().to_numpy(), start)
     begin, after_begin = _boundaries(job, held, rank, start)
     stop, after_end = _boundaries(job, held, rank, end)
     return StepPoints(rank, step, begin, stop, after_begin, after_end, host)

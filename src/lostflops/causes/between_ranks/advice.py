@@ -28,6 +28,11 @@ SLOW_HOST = (
     "Find out why its CPU is slower, for it launches no more than the others: other processes on its cores "
     "(`top`), a core per process (`torchrun --numa-binding=node`), the clock (`cpupower frequency-info`)."
 )
+SLOW_HOSTS = (
+    "Find out why their CPUs are slower, for they launch no more than the others: other processes on "
+    "their cores (`top`), a core per process (`torchrun --numa-binding=node`), the clock (`cpupower "
+    "frequency-info`)."
+)
 ZIGZAG = (
     "Give each rank a part from the beginning of a sequence and one from its end (zigzag ring attention, as "
     "PyTorch's `context_parallel`, Megatron-LM and Transformer Engine do by themselves), or strips of it."

@@ -99,11 +99,11 @@ def exposed_communication(
                 *_one_comes_last(page),
                 # These count the waiting that has a finding of its own.
                 *exposed_for(given),
+                *((untold,) if untold else ()),
                 *_side_by_side(page, base, moving + waited, delayed),
                 *_in_one_bucket(page, moving + waited),
                 *_reached(given),
-                *_nothing_to_compare(page, moving),
-                *((untold,) if untold else ()),
+                *_nothing_to_compare(page, moving - unknown),
                 *(() if elsewhere else base.evidence),
                 *(f.claim.rstrip(".") for f in network[:2]),
             ),

@@ -14,8 +14,9 @@ from statistics import median
 import polars as pl
 
 from lostflops.causes.given import COMMUNICATION, Given
-from lostflops.causes.lateness import AS_A_RULE, late_by_own
+from lostflops.causes.lateness import late_by_own
 from lostflops.causes.one_rank.late import Late
+from lostflops.causes.own_time.together import AS_A_RULE
 from lostflops.causes.purposes import STAGES, main_purpose
 from lostflops.finding import milliseconds
 

@@ -6,47 +6,30 @@ from dataclasses import replace
 
 import polars as pl
 
-from lostflops.accounts import ACCOUNTS
-from lostflops.causes.given import COMMUNICATION, Given, has_stages
-from lostflops.causes.lateness import (
-    MAY_WAIT,
-    LateTogether,
-    Turns,
-    in_words,
-    late_together,
-    like_others_at_most,
-    like_the_least_at_most,
-    replayed_even,
-    shared_at_most,
-    turns,
-)
+from lostflops.causes.given import COMMUNICATION, has_stages
 from lostflops.causes.longer_compute import (
     asks_alike,
-    later_part,
-    launches_as_many,
     slow_device,
     slower_compute,
 )
 from lostflops.causes.names import NAMED_FROM, called, listed
-from lostflops.causes.one_rank.advised import FINDING_OF, UNEVEN, key_of, label, remedy_of
+from lostflops.causes.one_rank.advised import FINDING_OF, UNEVEN, label
 from lostflops.causes.one_rank.late import more_of
+from lostflops.causes.own_time.spent import MAY_WAIT, like_others_at_most, like_the_least_at_most
+from lostflops.causes.own_time.together import Turns, late_together, turns
 from lostflops.causes.page_findings import PageFindings
 from lostflops.causes.waited_for import dearer
 from lostflops.finding import Finding, milliseconds, percent
 
-from .advice import Advice, beyond_others, evener, for_one
+from .advice import beyond_others, evener, for_one
+from .several import EXPLAINED, MOST_ADVISED, NEARLY_ALL, told_together, uneven, waiting_for
 
 EVENER = (
     "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
     "experts or stages of one cost. A faster network would not help."
 )
 LATER_STILL = "Ranks of the job that were not recorded may be later still."
-EXPLAINED = 0.5  # of the waiting, that ranks' own work explains
-NEARLY_ALL = 0.8  # of the time on all ranks, that is one's
-MOST_ADVISED = 3  # ranks that are late for causes of their own
 MAIN_SHARE = 0.5  # of a rank's lateness, that one account holds
-EVEN_WORK = "even-work"  # the edit: ranks that have more to do than others have it in turn
-WAITS = "communication-waits"
 
 
 def in_turn(
@@ -61,7 +44,7 @@ def in_turn(
     group = late_together(given)
     ranks = max(1, len(given.steps))
     if group and max(group.more * (ranks - len(group.ranks)), even * ranks) >= EXPLAINED * waited * ranks:
-        _together(page, group, waited, waits)
+        told_together(page, group, waited, waits)
         return waited
     found = turns(given)
     # The same rank in every step would be late as a rule, and arrive last.
@@ -84,7 +67,7 @@ def in_turn(
     key = FINDING_OF.get(found.account, UNEVEN)
     evened = evener(page, found.ranks[0]) if found.account == "compute" and not has_stages(given) else None
     evidence = f"what the last rank of a step does beyond the others: {percent(found.share, 1)} {said}"
-    told = _waiting(
+    told = waiting_for(
         waited,
         waits,
         at_most=like_the_least_at_most(given),
@@ -100,7 +83,7 @@ def in_turn(
     if slower is not None and slower[1] and set(given.flops) >= set(given.steps):
         told = replace(told, next=slow_device(given), remedies=given.named("slow-device"))
         told = replace(told, evidence=(f"rank {found.ranks[0]}: {slower[0]}", *told.evidence))
-    page.put(told if slower is None or slower[1] else _uneven(told, found.ranks[0], slower[0], given))
+    page.put(told if slower is None or slower[1] else uneven(told, found.ranks[0], slower[0], given))
     return waited
 
 
@@ -134,115 +117,17 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
     each = f"for each other: {many} are late in turn, {causes}"
     alone = f"for {many}: it is late in its turn, mostly by {label(rest[0][1])}"
     advice = [(rank, for_one(page, rank, account)) for rank, account, _ in rest]
-    page.put(
-        _waiting(
-            for_them,
-            waits,
-            at_most=like_the_least_at_most(given),
-            claim=f"Ranks wait {page.share(for_them)} {alone if len(rest) == 1 else each}.",
-            evidence=(),
-            remedy=" ".join(told.on(f"rank {rank}") for rank, told in advice),
-            named=tuple(dict.fromkeys(name for _, told in advice for name in told.remedies)),
-            account=rest[0][1],
-        )
-    )
-
-
-def _uneven(found: Finding, rank: int, why: str, given: Given) -> Finding:
-    """Waiting for ranks that have more to do: what sharing the work evenly gains, at most and by replay."""
-    # What the others do not run at all is not shared by the replay that predicts.
-    steps = replayed_even(given) if launches_as_many(rank, given) else None
-    replayed = (in_words(steps),) if steps else ()
-    return replace(
-        found,
-        ns_per_step=max(found.size, shared_at_most(given)),
-        evidence=(f"rank {rank}: {why}", *replayed, *found.evidence),
-        edit=EVEN_WORK,
-    )
-
-
-def _together(page: PageFindings, group: LateTogether, waited: int, waits: Finding | None) -> None:
-    """Several ranks are late in every step, such as those of one node."""
-    given = page.given
-    if group.apart:
-        _together_apart(page, group, waited, waits)
-        return
-    same = page.about(group.account)
-    if same is not None:
-        fact = (
-            f"{group.called} have {milliseconds(group.main)} more of it than the others in nearly every "
-            f"step: ranks wait {milliseconds(waited)} per step for them"
-        )
-        told = replace(same, evidence=(fact, *same.evidence))
-        page.replace(same, dearer(page, told, waited, waits.ns_per_step if waits else 0))
-        return
-    alone = given.work.filter(~pl.col("rank").is_in(group.ranks[1:]))
-    slower = None
-    if group.account == "compute":
-        slower = slower_compute(group.ranks[0], replace(given, work=alone))
-        if later := later_part(group.ranks[0], given):
-            slower = later, False
-        does = f"compute {milliseconds(group.main)} longer than the others"
-    else:
-        account = ACCOUNTS[group.account]
-        does = f"have {milliseconds(group.main)} more {account.spent or account.label} than the others"
-    slow = bool(slower and slower[1])
-    remedy, key = remedy_of(page, group.account, slow), key_of(group.account, slow)
-    evened = evener(page, group.ranks[0]) if slower and not slow and not has_stages(given) else None
-    told_to = evened or Advice(remedy, given.named(key), key == UNEVEN and group.account == "compute")
-    bound = like_others_at_most(given, *group.ranks)
-    others = _by_the_others(given, group, waited)
-    told = _waiting(
-        others,
+    told = waiting_for(
+        for_them,
         waits,
-        at_most=bound,
-        claim=f"The others wait {page.share(others)} for {group.called}, which {does} in nearly every step.",
+        at_most=like_the_least_at_most(given),
+        claim=f"Ranks wait {page.share(for_them)} {alone if len(rest) == 1 else each}.",
         evidence=(),
-        remedy=told_to.on(group.called),
-        named=told_to.remedies,
-        account=group.account,
+        remedy=" ".join(told.on(f"rank {rank}") for rank, told in advice),
+        named=tuple(dict.fromkeys(name for _, told in advice for name in told.remedies)),
+        account=rest[0][1],
     )
-    if slower is None:
-        page.put(told)
-    elif slower[1]:
-        page.put(replace(told, evidence=(f"rank {group.ranks[0]}: {slower[0]}", *told.evidence)))
-    else:
-        page.put(_uneven(told, group.ranks[0], slower[0], given))
-
-
-def _by_the_others(given: Given, group: LateTogether, waited: int) -> int:
-    """What a mean rank that is none of the late ones waits in a mean step, where all ranks wait `waited`."""
-    beside = [rank for rank in given.steps if rank not in group.ranks]
-    here = given.ledger.filter(pl.col("account") == "communication.wait", pl.col("rank").is_in(beside))
-    most = int(here["ns"].sum()) // max(1, sum(given.steps[rank] for rank in beside))
-    each = waited * len(given.steps) // max(1, len(beside))
-    return min(each, most) if most else each
-
-
-def _together_apart(page: PageFindings, group: LateTogether, waited: int, waits: Finding | None) -> None:
-    """Several ranks are late in every step, each for a cause of its own: to mend one alone gains little."""
-    given = page.given
-    for _, account, ns in group.apart:
-        member = page.about(account)
-        if member is not None and ns >= NEARLY_ALL * member.size * len(given.steps):
-            page.drop(member)
-    told = [f"rank {rank} has {milliseconds(ns)} {more_of(account)}" for rank, account, ns in group.apart]
-    remedies = [
-        for_one(page, rank, account).on(f"rank {rank}") for rank, account, _ in group.apart[:MOST_ADVISED]
-    ]
-    others = _by_the_others(given, group, waited)
-    found = _waiting(
-        others,
-        waits,
-        at_most=like_others_at_most(given, *group.ranks),
-        claim=f"The others wait {page.share(others)} for {group.called}, which have more of their own to do "
-        f"in nearly every step: {listed(told[:MOST_ADVISED])}.",
-        evidence=("as long as one of them is late, the others gain nothing",),
-        remedy=" ".join(remedies),
-        named=(),
-        account=group.apart[0][1],
-    )
-    page.put(replace(found, edit=f"even-ranks:{'+'.join(map(str, group.ranks))}"))
+    page.put(replace(told, edit=f"even-ranks:{'+'.join(str(rank) for rank, *_ in rest)}"))
 
 
 def for_ranks(page: PageFindings, waited: int, waits: Finding | None, apart: int | None) -> int:
@@ -277,7 +162,7 @@ def for_ranks(page: PageFindings, waited: int, waits: Finding | None, apart: int
         for rank, account, ns, more in each
     ]
     advice = [(rank, for_one(page, rank, account)) for rank, account, *_ in each]
-    found = _waiting(
+    found = waiting_for(
         waited,
         waits,
         at_most=like_others_at_most(given, *ranks),
@@ -318,7 +203,7 @@ def within_steps(page: PageFindings, waited: int, waits: Finding | None) -> int:
         evidence.append("the operators of all ranks ask for the same FLOPs")
         remedy, named = slow_device(given), ()
     page.put(
-        _waiting(
+        waiting_for(
             waited,
             waits,
             at_most=given.first_waits,
@@ -340,42 +225,3 @@ def _counted_already(page: PageFindings, rank: int, account: str) -> int:
         return 0
     here = page.given.waited.filter(pl.col("on") == rank, pl.col("account").is_in(same.accounts))
     return int(here["time"].sum()) // max(1, page.given.num_steps)
-
-
-def _waiting(
-    waited: int,
-    waits: Finding | None,
-    *,
-    at_most: int,
-    claim: str,
-    evidence: tuple[str, ...],
-    remedy: str,
-    named: tuple[str, ...],
-    account: str,
-) -> Finding:
-    """Waiting that no one rank is to blame for, beside what was found of waits as such, if anything."""
-    return Finding(
-        name=WAITS,
-        claim=claim,
-        gain="at most",
-        ns_per_step=max(waited, waits.ns_per_step if waits else 0, at_most),
-        cost_per_step=waited,
-        evidence=(*evidence, *(waits.evidence[1:2] if waits else ())),
-        next=remedy,
-        remedies=named,
-        recipe="communication_wait",
-        doubt=waits.doubt if waits else "",
-        accounts=("communication.wait", account),
-    )
-
-
-def unexplained(page: PageFindings, waits: Finding, left: int) -> Finding:
-    given = page.given
-    return replace(
-        waits,
-        claim=f"Ranks wait {page.share(left)} for each other; none of them is late as a rule.",
-        cost_per_step=left,
-        ns_per_step=max(waits.ns_per_step, given.first_waits),
-        accounts=("communication.wait",),
-        doubt=" ".join(filter(None, (waits.doubt, "The ranks' own work does not explain the waiting."))),
-    )

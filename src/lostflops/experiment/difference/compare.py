@@ -12,8 +12,7 @@ from typing import Any, Literal
 import polars as pl
 from rich.console import Console
 
-from lostflops.causes.lateness import called
-from lostflops.causes.names import bytes_of
+from lostflops.causes.names import bytes_of, called
 from lostflops.finding import milliseconds, percent
 from lostflops.report.first_page.budget import words
 from lostflops.report.words.amounts import apportion
@@ -173,9 +172,9 @@ class Difference:
         if not self.is_accounted:
             return
         if self.apart is not None:
-            yield self._apart(self.apart)
-        if self.link is not None:
-            yield self._over(self.link)
+            yield self._apart(self.apart, self.link)
+        elif self.link is not None:
+            yield f"What changed is {self._over(self.link)}. {self._elsewhere(self.link).capitalize()}."
         yield from self._other_ranks()
         if self.waterfall.step.noise_ns is not None:
             yield (
@@ -193,12 +192,17 @@ class Difference:
                 "exposed communication."
             )
 
-    def _apart(self, apart: RanksApart) -> str:
+    def _apart(self, apart: RanksApart, link: LinkApart | None) -> str:
+        """What changed on some ranks and over a link, what changed most first."""
         waited = f"{milliseconds(abs(apart.waited_ns))} {'more' if apart.waited_ns >= 0 else 'less'}"
         waited = waited if apart.waited_ns else "as long as before"
         changed = "; and ".join(self._changed(one) for one in (apart, *apart.also))
         if apart.transfer_ns:
             changed += f"; and the transfer on every rank: {signed(apart.transfer_ns)} on average"
+        if link is not None:
+            over = f"{self._over(link)} ({self._elsewhere(link)})"
+            first = abs(link.cost_ns) > abs(apart.ns - apart.others_ns)
+            changed = f"{over}; and {changed}" if first else f"{changed}; and {over}"
         do = "wait" if apart.transfer_ns else "communicate and wait"
         return f"What changed is {changed}. The others {do} {waited}."
 
@@ -212,14 +216,15 @@ class Difference:
 
     def _over(self, link: LinkApart) -> str:
         more = f" (and over {link.more} other link{'s' * (link.more > 1)})" if link.more else ""
-        one, now, then, others_now, others_then = (
-            f"{link.kind} of {bytes_of(link.bytes)}",
-            *map(milliseconds, (link.after_ns, link.before_ns, link.others_after_ns, link.others_before_ns)),
-        )
+        one, now, then = f"{link.kind} of {bytes_of(link.bytes)}", link.after_ns, link.before_ns
         return (
-            f"What changed is transfer among ranks {link.among}{more}: one {one} takes {now}, before {then}. "
-            f"Among other ranks it takes {others_now}, before {others_then}."
+            f"transfer among ranks {link.among}{more}: one {one} takes {milliseconds(now)}, before "
+            f"{milliseconds(then)}"
         )
+
+    def _elsewhere(self, link: LinkApart) -> str:
+        now, then = map(milliseconds, (link.others_after_ns, link.others_before_ns))
+        return f"among other ranks it takes {now}, before {then}"
 
     def _other_ranks(self) -> Iterator[str]:
         """That the accounts are means over other numbers of ranks, so that what one does weighs otherwise."""

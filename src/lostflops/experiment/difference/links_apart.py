@@ -16,7 +16,8 @@ OF = ("among", *ALIKE)
 @dataclass(frozen=True)
 class LinkApart:
     """Operations of one kind and size among these ranks: how long one takes before and after, ns, and what is
-    usual for the same among other ranks. `more` are other links that changed unlike the rest."""
+    usual for the same among other ranks. It costs a step `cost_ns` more. `more` are other links that changed
+    unlike the rest."""
 
     among: str
     kind: str
@@ -26,6 +27,7 @@ class LinkApart:
     others_before_ns: int
     others_after_ns: int
     more: int = 0
+    cost_ns: int = 0
 
 
 def link_apart(before: pl.DataFrame, after: pl.DataFrame, step: int, change: int) -> LinkApart | None:
@@ -59,4 +61,5 @@ def link_apart(before: pl.DataFrame, after: pl.DataFrame, step: int, change: int
         others_before_ns=int(most["usual"]),
         others_after_ns=int(most["usual_after"]),
         more=apart["among"].n_unique() - 1,
+        cost_ns=int(most["cost"]),
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, median, median_high, median_low
 
-from lostflops.causes.lateness import NOT_OWN
+from lostflops.causes.own_time.spent import NOT_OWN
 
 LEAST = 0.01  # of the step before
 LEAST_OF_CHANGE = 0.1  # of what the step changed by

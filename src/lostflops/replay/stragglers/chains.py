@@ -27,7 +27,11 @@ BLOCKING = 5_000  # ns; a shorter rest of communication before an operation ends
 QUEUED = 20_000  # ns; an operation that begins so soon after the one before it on its stream waited for that
 LOST = -10_000_000  # ns; a transfer that ends so long before its last member starts was measured wrongly
 STRAY = 0.1  # of the median: computing that is so short is no pass of a microbatch
-COMPUTED = ("forward", "backward", "recompute", "optimizer", "compute")
+OF_EXPERTS = " of experts"  # kinds of computing that are long on ranks with many tokens for their experts
+COMPUTED = (
+    *("forward", "backward", "recompute", "optimizer", "compute"),
+    *(f"{phase}{OF_EXPERTS}" for phase in ("forward", "backward", "recompute", "optimizer")),
+)
 START, GAPS, EARLY = "start", "gaps", "not waited for"
 FIXED = (EARLY,)
 """Kinds that stay as they are, whatever is asked."""

@@ -1,0 +1,1 @@
+"""What ranks do of their own beyond the others, in steps that keep them together."""
