@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from statistics import median
+from typing import Any
 
 import polars as pl
 
@@ -428,8 +429,8 @@ def gather(
         else 0,
         clocks_apart=_clocks_apart(trace) if many else 0,
         with_frames=frozenset(folded("with_frames", RANKS, with_frames)["rank"]) if many else frozenset(),
-        gpus=_gpus(trace),
-        hosts=_hosts(trace),
+        gpus=_of_ranks(trace, "gpu", pl.String),
+        hosts=_of_ranks(trace, "host", pl.Int64),
         gained=partial(_gained, session),
         schedule="".join(folded("schedule", SCHEDULE, lambda: _schedule(session))["schedule"])
         if many
@@ -449,19 +450,12 @@ def _clocks_apart(trace: Trace) -> int:
     return 2 * int(error or 0)
 
 
-def _gpus(trace: Trace) -> dict[int, str]:
+def _of_ranks(trace: Trace, column: str, dtype: type[pl.DataType]) -> dict[int, Any]:
     ranks = trace.table("ranks")
     if ranks is None:
         return {}
-    known = ranks.select("rank", pl.col("gpu").cast(pl.String)).drop_nulls().unique("rank", keep="first")
+    known = ranks.select("rank", pl.col(column).cast(dtype)).drop_nulls().unique("rank", keep="first")
     return dict(known.collect().iter_rows())
-
-
-def _hosts(trace: Trace) -> dict[int, int]:
-    ranks = trace.table("ranks")
-    if ranks is None:
-        return {}
-    return dict(ranks.select("rank", "host").drop_nulls().unique("rank", keep="first").collect().iter_rows())
 
 
 def _gained(session: Session, edit: str) -> int:
@@ -511,9 +505,7 @@ def _schedule(session: Session) -> pl.DataFrame:
     if passes is None or passes.is_empty():
         return SCHEDULE.to_frame()
     named, untold = passes["schedule"].first(), passes["untold"].first()
-    if (
-        untold is not None
-    ):  # stages seem to go through unlike numbers of passes: then their order tells nothing
+    if untold is not None:  # stages seem to go through unlike numbers of passes: their order tells nothing
         return SCHEDULE.to_frame()
     # Of passes in no known order, those for the weights alone tell, where all stages go through as many.
     apart = bool(passes["kind"].eq("W").any())

@@ -19,7 +19,8 @@ def first_calls(steps: pl.LazyFrame, calls: pl.DataFrame, names: pl.DataFrame) -
     """The calls that set up what all later ones use: the context, a library, the first memory.
 
     Such a call begins while the host is in the first step of a job that has just begun, frees or allocates
-    memory or proves no cause, and later ones of its name are over at once. `names` is what `cause_of` says of the calls.
+    memory or proves no cause, and later ones of its name are over at once. `names` is what `cause_of` says of
+    the calls.
     """
     length = pl.col("end") - pl.col("start")
     may = names.filter(pl.col("cause").is_null() | (pl.col("cause") == "memory_allocator"))["name"]
