@@ -12,7 +12,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.finding import percent
-from lostflops.recipes.on_request.training.experts import GROUPED
+from lostflops.recipes.layout.seen import GROUPED
 from lostflops.replay.graph import Circle
 from lostflops.replay.stragglers.chains import OF_EXPERTS, RankChains, chains
 

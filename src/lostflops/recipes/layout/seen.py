@@ -11,6 +11,11 @@ from lostflops.naming.groups import group_apart
 CONTROL = 1024  # bytes: smaller operations are norms, flags and losses
 ALIKE = 0.01  # two estimates of one volume that agree are known
 P2P = ("send", "receive")
+# How NCCL, cuBLAS, CUTLASS, DeepGEMM, Triton and others call products of many experts at once.
+GROUPED = (
+    r"(?i)group(?:ed)?_?(?:gemm|mm\b|matmul|problem)|fused_moe|moe_gemm|matmul_ogs"
+    r"|deep_?gemm.*gemmtype(?:\)|e)[1-3]\b"  # DeepGEMM: contiguous, masked, and by the inner dimension
+)
 EXPERTS = ("dispatch", "combine")
 OF_EXPERTS = (*EXPERTS, "notify", "layout")
 AROUND = ("optimizer", None)

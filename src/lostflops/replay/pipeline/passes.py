@@ -11,7 +11,7 @@ import polars as pl
 
 from lostflops import intervals
 
-from ..stragglers.chains import P2P, STRAY, RankChains
+from ..stragglers.chains import OF_EXPERTS, P2P, STRAY, RankChains
 from .schedules import ORDERS, StagePass, passes
 
 BACK = ("backward", "recompute")
@@ -40,7 +40,8 @@ def stage_passes(job: RankChains, pieces: pl.DataFrame) -> pl.DataFrame:
     `busy` is how long it computes. Empty where no ranks are a pipeline, or phases are not known.
     """
     places = job.ranks.filter(pl.col("stages") > 1)
-    computing = pieces.filter(pl.col("kind").is_in(["forward", *BACK])).sort("rank", "start").lazy()
+    phases = pieces.with_columns(pl.col("kind").str.strip_suffix(OF_EXPERTS))
+    computing = phases.filter(pl.col("kind").is_in(["forward", *BACK])).sort("rank", "start").lazy()
     sends = job.operations.filter(pl.col("kind") == "send")
     sent = sends.select("rank", start="ready", _sent=True).unique()
     runs = (

@@ -7,14 +7,9 @@ import polars as pl
 from lostflops import intervals
 from lostflops.columns import Bytes, Count, Id, Name, Ratio, Time
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.recipes.layout.seen import CONTROL, EXPERTS, Groups
+from lostflops.recipes.layout.seen import CONTROL, EXPERTS, GROUPED, Groups
 from lostflops.tables import Kernels, Ranks
 
-# How NCCL, cuBLAS, CUTLASS, DeepGEMM, Triton and others call products of many experts at once.
-GROUPED = (
-    r"(?i)group(?:ed)?_?(?:gemm|mm\b|matmul|problem)|fused_moe|moe_gemm|matmul_ogs"
-    r"|deep_?gemm.*gemmtype(?:\)|e)[1-3]\b"  # DeepGEMM: contiguous, masked, and by the inner dimension
-)
 OURS = {"ep", "expert", "moe"}
 OTHERS = {"cp", "ulysses", "sp", "sequence", "context"}
 BY_KERNELS, BY_NAME = "kernels of expert parallelism", "the group's name"
