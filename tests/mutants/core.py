@@ -79,11 +79,20 @@ CORE: dict[str, tuple[str, ...]] = {
         "tests/causes/test_saving_beside.py",
         "tests/causes/test_python_beside.py",
     ),
-    "lostflops.causes.lateness": (
+    **{
+        f"lostflops.causes.{name}": (
+            "tests/causes/test_lateness.py",
+            "tests/causes/test_lateness_limits.py",
+            "tests/causes/test_lateness_in_turn.py",
+            "tests/causes/test_late_bounds.py",
+            "tests/versions/test_untold_lateness.py",
+        )
+        for name in ("lateness", "one_rank.late", "own_time.spent", "own_time.together")
+    },
+    "lostflops.causes.between_ranks.several": (
+        "tests/causes/test_ranks_late_together.py",
         "tests/causes/test_lateness.py",
         "tests/causes/test_lateness_limits.py",
-        "tests/causes/test_lateness_in_turn.py",
-        "tests/versions/test_untold_lateness.py",
     ),
     "lostflops.recipes.compute.busiest_stream": (CONTRACT, "-k=busiest_stream"),
     "lostflops.optimize.activations.saved": (

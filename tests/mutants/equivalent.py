@@ -310,10 +310,6 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     LATENESS: {
         ('or (worst["unmatched"] or 0) >', "0 -> "): "a rank that is blamed has collectives",
         ("explains = max(worst[", "0 -> -1"): "what is waited for a rank is never below 0",
-        ("explains: int = 0", "0 -> 1"): "always told",
-        ("explains: int = 0", "0 -> -1"): "always told",
-        ("at_most: int = 0", "0 -> 1"): "always told",
-        ("at_most: int = 0", "0 -> -1"): "always told",
         ('(worst["blame_share"] or 0) <', "0 -> -1"): "a share below 0 is too small as well",
         ('worst = known.filter(pl.col("rank") == rank)', "0 -> -1"): "a rank has one row",
         ('led = worst["at_most"] or 0', "0 -> -1"): "a lead of nothing is no half either way",
@@ -322,25 +318,25 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("if not ordered or next(iter", "0 -> -1"): "an excess of 0 explains no lateness",
         ("if not ordered or next(iter", "<= 0 ->"): "an excess of 0 explains no lateness",
         ('lead, waited = worst["at_most"] or 0', "0 -> -1"): "a lead below 0 is none as well",
-        ('ranks = tuple(spread["rank"].unique()', ".sort() ->"): "Polars has them in order, untold",
-        ("mine, whole = longest.select(", "0 -> -1"): "a sum is one row",
-        (
-            "ordered = _beyond_by_step(",
-            ".sort(",
-        ): "steps come in order, though Polars promises none of a join",
         (
             "whole = sum(rest) <= (1 - ALL_OF_IT)",
             "<= (1",
         ): "no sum is as much: 1 - 0.995 is a little above 0.005",
         ('since = mine["since"][0]', "0 -> -1"): "a rank has one row",
         ("mine = often.get(rank, 0.0)", "0.0 -> 1.0"): "to wait once is not often enough either",
-        ('late, waited = worst["at_most"] or 0', "0 -> -1"): "nothing is late either way",
-        ("own = _own_by_step(given).pivot(", "values='own'"): "there is no other column",
-        ("own = _own_by_step(given).pivot(", "True -> False"): "ranks come in order, for each step's do",
-        ('return own.sort("step", "rank")', "-> own"): "what follows tells its order",
-        ("same = both.filter(alike.fill_null(False))", "-> alike"): "a filter drops nulls",
-        ('.pivot("account", index=', "values='ns'"): "there is no other column",
         ("steps=given.steps.get(row[", "0 ->"): "the rank has steps",
+    },
+    "lostflops.causes.one_rank.late": {
+        ("explains: int = 0", "0 -> "): "always told",
+        ("at_most: int = 0", "0 -> "): "always told",
+    },
+    "lostflops.causes.own_time.spent": {
+        ('return own.sort("step", "rank")', "-> own"): "what follows tells its order",
+    },
+    "lostflops.causes.own_time.together": {
+        ('ranks = tuple(spread["rank"].unique()', ".sort() ->"): "Polars has them in order, untold",
+        ("mine, whole = longest.select(", "0 -> -1"): "a sum is one row",
+        ('.pivot("account", index=', "values='ns'"): "there is no other column",
     },
     **{
         f"lostflops.accounts.idle.{name}": {
