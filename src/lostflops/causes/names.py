@@ -169,3 +169,8 @@ def called(ranks: Sequence[int]) -> str:
     numbers = [str(rank) for rank in ranks]
     named = listed(numbers) if len(numbers) <= MOST_NAMED else ", ".join(numbers[:3]) + ", …"
     return f"rank{'s' * (len(ranks) > 1)} {named}"
+
+
+def like_the_others(ranks: Iterable[int]) -> str:
+    """The edit that makes these ranks like the others."""
+    return f"even-ranks:{'+'.join(map(str, ranks))}"

@@ -12,7 +12,7 @@ from lostflops.finding import Finding, milliseconds
 from .given import INTERLEAVED, ZERO_BUBBLE, Given, has_stages
 from .lateness import in_words, replayed_even, stages
 from .longer_compute import mostly, slow_device, slower_compute
-from .names import BUBBLE, called, on_ranks
+from .names import BUBBLE, called, like_the_others, on_ranks
 from .own_time.spent import like_others_at_most, shared_at_most
 from .page_findings import PageFindings
 
@@ -127,7 +127,7 @@ def of_slow_stage(found: Finding, slow: SlowStage, given: Given) -> Finding:
         evidence=(*facts, *([in_words(even)] if even else []), *found.evidence),
         next=on_ranks(called(slow.ranks), slow_device(given)) if why and why[1] else found.next,
         rank=first,
-        edit=f"even-ranks:{'+'.join(map(str, slow.ranks))}",
+        edit=like_the_others(slow.ranks),
     )
 
 

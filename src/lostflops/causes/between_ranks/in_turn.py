@@ -12,7 +12,7 @@ from lostflops.causes.longer_compute import (
     slow_device,
     slower_compute,
 )
-from lostflops.causes.names import NAMED_FROM, called, listed
+from lostflops.causes.names import NAMED_FROM, called, like_the_others, listed
 from lostflops.causes.one_rank.advised import FINDING_OF, UNEVEN, label
 from lostflops.causes.one_rank.late import more_of
 from lostflops.causes.own_time.spent import MAY_WAIT, like_others_at_most, like_the_least_at_most
@@ -127,7 +127,7 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
         named=tuple(dict.fromkeys(name for _, told in advice for name in told.remedies)),
         account=rest[0][1],
     )
-    page.put(replace(told, edit=f"even-ranks:{'+'.join(str(rank) for rank, *_ in rest)}"))
+    page.put(replace(told, edit=like_the_others(rank for rank, *_ in rest)))
 
 
 def for_ranks(page: PageFindings, waited: int, waits: Finding | None, apart: int | None) -> int:
@@ -172,7 +172,7 @@ def for_ranks(page: PageFindings, waited: int, waits: Finding | None, apart: int
         named=tuple(dict.fromkeys(name for _, told in advice for name in told.remedies)),
         account=each[0][1],
     )
-    page.put(replace(found, edit=f"even-ranks:{'+'.join(map(str, ranks))}"))
+    page.put(replace(found, edit=like_the_others(ranks)))
     return waited
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import polars as pl
@@ -12,7 +11,7 @@ from lostflops.causes.gains import SURELY
 from lostflops.causes.given import Given, has_stages
 from lostflops.causes.lateness import ALONE, in_words, replayed_even, stages
 from lostflops.causes.longer_compute import later_part, launches_as_many, slower_compute
-from lostflops.causes.names import listed
+from lostflops.causes.names import like_the_others, listed
 from lostflops.causes.one_rank.advised import UNEVEN, key_of, remedy_of
 from lostflops.causes.one_rank.late import Late, more_of
 from lostflops.causes.own_time.spent import like_others_at_most, shared_at_most
@@ -42,9 +41,9 @@ def is_one_of_many(late: Late, given: Given) -> bool:
         return False
     if not has_stages(given) and 2 * late.ns < group.more:
         return True
-    together = 0 if group.apart else given.gained(_like_the_others(group.ranks))
+    together = 0 if group.apart else given.gained(like_the_others(group.ranks))
     share = ALONE if has_stages(given) else 0.5
-    return given.gained(_like_the_others([late.rank])) < share * together
+    return given.gained(like_the_others([late.rank])) < share * together
 
 
 def for_several(page: PageFindings, waited: int, waits: Finding | None) -> tuple[int, int]:
@@ -63,7 +62,7 @@ def for_several(page: PageFindings, waited: int, waits: Finding | None) -> tuple
     if not staged and group.more * beside < EXPLAINED * waited * ranks:
         return 0, 0
     by_others = 0 if staged else _by_the_others(given, group, waited)
-    gain = given.gained(_like_the_others(group.ranks))
+    gain = given.gained(like_the_others(group.ranks))
     if gain < SURELY * by_others or not page.reaches(gain - by_others, TOLD_FROM):
         return 0, 0
     told_together(page, group, 0 if staged else waited, waits, gain)
@@ -82,11 +81,6 @@ def _group(given: Given) -> LateTogether | None:
         return group
     known = stages(given).values()
     return None if not known or any({*group.ranks} <= {*ranks} for ranks in known) else group
-
-
-def _like_the_others(ranks: Sequence[int]) -> str:
-    """The edit that makes late ranks like the others."""
-    return f"even-ranks:{'+'.join(map(str, ranks))}"
 
 
 def told_together(
@@ -146,7 +140,7 @@ def told_together(
             named=told_to.remedies,
             account=group.account,
         ),
-        edit=_like_the_others(group.ranks),
+        edit=like_the_others(group.ranks),
     )
     if slower is None:
         page.put(told)
@@ -197,7 +191,7 @@ def _each_apart(page: PageFindings, group: LateTogether, waited: int, waits: Fin
         named=(),
         account=group.apart[0][1],
     )
-    page.put(replace(found, edit=f"even-ranks:{'+'.join(map(str, group.ranks))}"))
+    page.put(replace(found, edit=like_the_others(group.ranks)))
 
 
 def uneven(found: Finding, rank: int, why: str, given: Given) -> Finding:

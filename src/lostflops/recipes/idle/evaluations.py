@@ -7,6 +7,7 @@ import re
 import polars as pl
 
 from lostflops import intervals
+from lostflops.recipes.compute.flops import MATRIX_WORK
 from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.recipes.stretch_names import is_users
 from lostflops.store.trace import Trace
@@ -23,7 +24,6 @@ OWN = re.compile(
     r"(?i)(?:^|[^a-z])(?:eval|evals|evaluate|evaluates|evaluation|val|valid|validate|validation|validating"
     r"|estimate_loss)(?:[^a-z]|$)"
 )
-MODEL = ("gemm", "attention", "convolution")
 GOES_BACK = 0.5  # of the operators in it that autograd numbered, from which on it trains
 COMPUTE, HOST = "compute", "host"
 EVALUATIONS = pl.Schema(
@@ -103,7 +103,7 @@ def _of_its_own(
     spans = in_host_steps(cover.lazy(), windows).collect()
     numbered = operators.filter(pl.col("sequence") >= 0).select("rank", "sequence", "phase", at="start")
     back = numbered.filter(pl.col("phase").cast(pl.String) == "backward").select("rank", "sequence").collect()
-    product = _launched(kernels.filter(pl.col("family").cast(pl.String).is_in(MODEL)), spans)
+    product = _launched(kernels.filter(pl.col("family").cast(pl.String).is_in(MATRIX_WORK)), spans)
     if back.is_empty() or product.is_empty():
         return None, pl.DataFrame()
     inside = _at(numbered.collect(), spans).select("rank", "sequence").unique()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from lostflops.recipes.compute.flops import MATRIX_WORK
 from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.store.trace import Trace
 
@@ -13,7 +14,6 @@ WAITS = (
     r"|^cuMemcpy(?:HtoD|DtoH)(?:_v\d+)?$"
 )
 FEW = 16  # kernels between two waits: a value needs no more, and a layer takes more
-MATRIX_WORK = ("gemm", "attention", "convolution")  # of a model, and of no value that is looked at
 MOSTLY = 0.9  # of the waits: the others come with a batch
 
 
