@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 import pytest
 
 from by_hand import given
-from lostflops.causes.given import Given, has_stages
+from lostflops.causes.given import WAITED, Given, has_stages
 from lostflops.causes.lateness import (
+    _all_waiting,  # pyright: ignore[reportPrivateUsage]
     _alone,  # pyright: ignore[reportPrivateUsage]
     _longer_steps,  # pyright: ignore[reportPrivateUsage]
     chain,
@@ -32,6 +34,7 @@ from lostflops.causes.own_time.spent import (
     shared_at_most,
 )
 from lostflops.causes.own_time.together import LateTogether, explained_by_own
+from lostflops.causes.waiting import SLOW_LINK
 
 DATA, WAIT, BUBBLE = "idle.data_loading", "communication.wait", "idle.pipeline_bubble"
 TRANSFER = "communication.transfer"
@@ -321,6 +324,37 @@ def test_nobody_waits_for_what_makes_a_late_ranks_own_steps_longer(
     assert told is not None and (told.ns, told.waited, told.explains) == (ns, waited, explains)
 
 
+def all_waiting(
+    *own: int, on: int = 1, waits: int = 60, meeting: str = "", in_pairs: int = 0, more: int = 120
+) -> int:
+    """What ranks with so much of their own wait for rank 1, which has `more` beyond the others."""
+    rows = [(r, 0, a, ns) for r, of in enumerate(own) for a, ns in (("compute", of), (WAIT, waits))]
+    known = given(rows, communication_wait=pairs(in_pairs))
+    seen = {"rank": [0], "on": [on], "account": ["compute"], "in_pair": [False], "time": [40]}
+    links = (SimpleNamespace(name=meeting),) if meeting else ()
+    other = (SimpleNamespace(name="other"),)
+    told: Any = dict(known.answers) | {"a": SimpleNamespace(table=None, findings=other + links)}
+    known = replace(known, waited=pl.DataFrame(seen, WAITED), answers=told)
+    return _all_waiting(known, Excess(1, {"compute": more}, (), more))
+
+
+def test_all_that_is_waited_is_a_late_ranks_up_to_its_share_of_its_lateness() -> None:
+    assert all_waiting(100, 220, 100, 100) == 60
+    assert all_waiting(100, 220, 100, 100, waits=100) == 90  # three of four ranks wait 120
+    assert all_waiting(100, 220, 100, 100, waits=0) == 0
+
+
+def test_waiting_that_another_cause_explains_is_not_all_a_late_ranks() -> None:
+    assert all_waiting(100, 220, 100, 112) == 60  # a tenth of 120 more than the median
+    assert all_waiting(100, 220, 100, 113) == 0
+    assert all_waiting(220, 220, 100, 100) == 0
+    assert all_waiting(10, 220, 100, 100) == 60  # who has less makes nobody wait
+    assert all_waiting(100, 220, 100, 100, on=2) == 0  # nobody knows that it is waited for
+    assert all_waiting(100, 220, 100, 100, in_pairs=1) == 0
+    assert all_waiting(100, 220, 100, 100, meeting=SLOW_LINK) == 0
+    assert all_waiting(100, 220, 100, 100, meeting="another") == 60
+
+
 def test_a_rank_that_is_blamed_may_not_be_known_to_be_waited_for() -> None:
     rows = [(r, 0, "compute", 140 if r == 1 else 100) for r in range(3)]
     rows += [(r, 0, WAIT, 40) for r in (0, 2)]
@@ -415,6 +449,14 @@ def test_transfers_that_begin_late_for_a_rank_count_up_to_what_it_has_more_of(
     table = imbalance(1, 0, 2, per_step=10, delayed=delayed)
     told = late_rank(given(rows, communication_imbalance=table, communication_wait=pairs(stages)))
     assert told is not None and (told.ns, told.delays, told.waited) == (ns, delays, 15)
+
+
+def test_transfers_that_begin_late_count_of_two_ranks_and_not_where_all_of_it_is_waited() -> None:
+    rows = [(0, 0, "compute", 100), (0, 0, WAIT, 20), (0, 0, TRANSFER, 20), (1, 0, "compute", 140)]
+    told = late_rank(given(rows, communication_imbalance=imbalance(1, 0, per_step=10, delayed=9)))
+    assert told is not None and (told.waited, told.delays) == (20, 9)
+    told = late_rank(given(rows, communication_imbalance=imbalance(1, 0, per_step=21, delayed=9)))
+    assert told is not None and (told.waited, told.delays) == (42, 0)
 
 
 def evidence(**of: Any) -> list[str]:

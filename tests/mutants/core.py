@@ -85,6 +85,7 @@ CORE: dict[str, tuple[str, ...]] = {
             "tests/causes/test_lateness_limits.py",
             "tests/causes/test_lateness_in_turn.py",
             "tests/causes/test_late_bounds.py",
+            "tests/causes/test_late_words.py",
             "tests/versions/test_untold_lateness.py",
         )
         for name in ("lateness", "one_rank.late", "own_time.spent", "own_time.together")

@@ -319,7 +319,7 @@ def next_late(late: Late, given: Given) -> Excess | None:
 
 def late_when(late: Late, given: Given) -> str:
     """In which of the steps the rank is late, where it is so since one, up to one or in some; else empty."""
-    ordered = beyond_by_step(late.rank, given).sort("step")
+    ordered = beyond_by_step(late.rank, given)
     steps, each = ordered["step"].to_list(), [int(ns) for ns in ordered["late"]]
     for one in range(1, len(each) - IN_A_ROW + 1):
         for most, rest, when in (

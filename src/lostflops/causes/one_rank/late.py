@@ -112,8 +112,7 @@ def _mainly(late: Late) -> str:
     excess = late.excess
     if late.cause == "compute":
         return f"it computes {milliseconds(excess.main)} longer than the others"
-    account = ACCOUNTS[late.cause]
-    spent = (account.spent or account.label).replace(EITHER, excess.saved_or_logged)
+    spent = more_of(late.cause).replace(EITHER, excess.saved_or_logged)
     said = f"{milliseconds(excess.own)} {spent}"
     if excess.waits and late.cause == SYNCHRONISING:
         said = _waiting_for_device(excess.waits, milliseconds(excess.own))
