@@ -92,7 +92,7 @@ def own_by_step(given: Given) -> pl.DataFrame:
 
 
 def beyond_by_step(rank: int, given: Given) -> pl.DataFrame:
-    """How much more of its own each step of the rank holds than the median of the others: step, late; by step."""
+    """How much more of its own each step of the rank holds than the median of the others: by step."""
     own = own_by_step(given)
     beside = own.filter(pl.col("rank") != rank).group_by("step").agg(beside=pl.col("own").median())
     mine = own.filter(pl.col("rank") == rank).join(beside, on="step", maintain_order="left")
