@@ -134,8 +134,8 @@ def idle_by_cause(
     """
     known = gaps.collect()
     rank, start, end = (known[c].to_numpy() for c in ("rank", "start", "end"))
-    held = np.flatnonzero(end > start)
-    order = held[intervals.sorted_by(rank[held], start[held])]
+    lasting = np.flatnonzero(end > start)
+    order = lasting[intervals.sorted_by(rank[lasting], start[lasting])]
     rank, start, end = rank[order], start[order], end[order]
     work = _work(kernels, copies)
     done = None if work is None else work.collect()
@@ -221,10 +221,7 @@ def _charged(doers: pl.DataFrame, spans: pl.DataFrame, refilled: Int, may_run: B
     time of which nothing was recorded, in which no queue is refilled.
     """
     layer = places(spans["account"], CLAIMING)
-    held = np.flatnonzero(layer >= 0)
-    rank, thread, start, end, layer = (
-        column[held] for column in (*(spans[c].to_numpy() for c in TIMES), layer)
-    )
+    rank, thread, start, end = (spans[c].to_numpy() for c in TIMES)
     first, reach = intervals.united((rank, thread, layer), start, end)
     layers = (rank[first], thread[first], start[first], reach)
     runs = intervals.painted([doers[c].to_numpy() for c in TIMES], layers, layer[first], len(CLAIMING))
