@@ -24,6 +24,7 @@ NAMES: Mapping[str, str] = {
 
 BARELY = 0.5  # of what the first finding costs: a group of accounts that holds less is not what it is about
 SAVES = re.compile(r" while the CPU saves a checkpoint\.$|^Checkpoints hold ")  # and does not log
+UNSPLIT = "communication.exposed"  # waiting or transfer
 # A loss that is so many times as large as the first finding, and not about it, leads the verdict.
 FAR_LARGER = 2
 
@@ -64,7 +65,7 @@ def verdict(
     if large and first is not None and first.name in verdicts() and _is_main(large[0], budget, first):
         own = verdicts()[first.name]
         if not own.outside:
-            return f"{own.job}: {_share(first, budget)} of the {length} is {own.time}."
+            return f"{own.job}: {_share(first, budget)} of the {length} is {_time(first)}."
     if large:
         name, named = _sized(large[0], budget, first)
         return f"{name}: {_loss(large[0], on_host, length, budget)}{'' if named else cause}."
@@ -99,7 +100,7 @@ def _bound_by(first: Finding, budget: Budget, on_host: bool, length: str) -> str
     if own is not None and own.outside:
         return f"{own.job}: {own.time} add {milliseconds(first.size)} per step to the {length}."
     if own is not None:
-        return f"{own.job}: {_share(first, budget)} of the {length} is {own.time}."
+        return f"{own.job}: {_share(first, budget)} of the {length} is {_time(first)}."
     loss = next((g for g in budget.groups if g.account == group and group != "compute"), None)
     name = _called(first.accounts[0])
     copies = "copy" in first.accounts[1:] and group != "copy"
@@ -143,13 +144,19 @@ def _share(first: Finding, budget: Budget) -> str:
     return percent(first.size, budget.mean)
 
 
+def _time(first: Finding) -> str:
+    """What takes the time of a finding that has words of its own; where nobody knows how much of it is
+    transfer, both."""
+    told = verdicts()[first.name].time
+    return told.replace("waiting", "waiting or transfer") if first.accounts[:1] == (UNSPLIT,) else told
+
+
 def _noun(first: Finding) -> str:
     """What a finding is about; empty where it has neither an account nor words of its own."""
     if first.rank is not None and first.accounts[1:2] == ("communication.wait",):
         return f"waiting for rank {first.rank}"
-    own = verdicts().get(first.name)
-    if own is not None:
-        return own.time
+    if first.name in verdicts():
+        return _time(first)
     account = first.accounts[0] if first.accounts else ""
     return (ACCOUNTS[account].noun or ACCOUNTS[account].label) if account in ACCOUNTS else ""
 
