@@ -35,19 +35,21 @@ def verdict(
     span: str = "step",
     first: Finding | None = None,
     unseen: str = "",
+    in_graphs: float = 0.0,
 ) -> str:
     """What bounds the mean step, in one sentence.
 
     The only cause that it names is that of `first`, the finding that leads the page or costs most: a loss
     that has no finding is told by its size alone. `unseen` is a clause on work that was not recorded, and
-    then only the host's side can be told.
+    then only the host's side can be told. `in_graphs` is the share of kernel time in CUDA graphs of which
+    nobody knows whether they compute.
     """
     length = f"{milliseconds(budget.mean)} {span}"
     compute = budget.of("compute")
     if first is not None and SAVES.search(first.claim):
         # The account is of logs as well.
         plain = replace(first, claim="")
-        said = verdict(budget, on_host, span, plain, unseen)
+        said = verdict(budget, on_host, span, plain, unseen, in_graphs)
         return said.replace("checkpoints or logging", "checkpoints").replace(
             "checkpoints and logging", "checkpoints"
         )
@@ -69,10 +71,16 @@ def verdict(
     if large:
         name, named = _sized(large[0], budget, first)
         return f"{name}: {_loss(large[0], on_host, length, budget)}{'' if named else cause}."
-    bound = 1000 * compute >= COMPUTE_BOUND_PER_MILLE * budget.ns
+    listless = f"{percent(in_graphs, 1)} of kernel time is in CUDA graphs that list no kernels"
+    if 2 * in_graphs >= 1:
+        return f"What bounds this job is not in the recording: {listless}."
+    known = compute if 1000 * in_graphs < 1000 - COMPUTE_BOUND_PER_MILLE else 0
+    bound = 1000 * known >= COMPUTE_BOUND_PER_MILLE * budget.ns
     who = "operators run" if on_host else "kernels run"
     said = f"{'Compute-bound' if bound else 'Mostly compute'}: {who} for {percent(compute, budget.ns)} of "
     said += f"the {length}{cause}"
+    if compute and not known:
+        return f"{said}; {listless}."
     if not cause and losses and losses[0].visible:
         said += f"; the largest loss is {_loss_noun(losses[0])}, {losses[0].share}"
     return said + "."
