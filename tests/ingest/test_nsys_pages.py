@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import lostflops
+from lostflops.errors import LostflopsError
 from nsys_exports import call, kernel, push, sqlite
 
 MS, US = 1_000_000, 1000
@@ -39,3 +42,28 @@ def test_a_job_in_graphs_that_were_recorded_as_a_whole_is_not_called_compute_bou
         "kernels."
     )
     assert page.findings[0].name == "graphs-unlisted"
+
+
+def test_reports_that_one_process_writes_one_after_the_other_are_of_one_rank(tmp_path: Path) -> None:
+    """`nsys profile --capture-range-end=repeat:2`: they were told as two ranks."""
+
+    def report(name: str, epoch: int, **gpu: int) -> Path:
+        return sqlite(
+            tmp_path / name,
+            {
+                "CUPTI_ACTIVITY_KIND_KERNEL": [kernel(100, 150)],
+                "NVTX_EVENTS": [push(90, 150, "step 3")],
+                "TARGET_INFO_SESSION_START_TIME": [{"utcEpochNs": 10**18 + epoch}],
+                "TARGET_INFO_SYSTEM_ENV": [{"name": "Hostname", "value": "a"}],
+                "TARGET_INFO_CUDA_DEVICE": [{"cudaId": 0, "pid": 7, "gpuId": 0, **gpu}],
+                "META_DATA_CAPTURE": [{"name": "PROFILING_SESSION_UUID", "value": "0000-ABC"}],
+            },
+        )
+
+    first, later = report("job.1.sqlite", 0), report("job.2.sqlite", 1000)
+    other = report("job.3.sqlite", 1000, gpuId=1)  # containers number their processes alike
+    for reports, ranks in (([first, later], [0, 0]), ([first, other], [0, 1])):
+        steps = lostflops.open(reports).table("steps")
+        assert steps is not None and steps.collect()["rank"].to_list() == ranks
+    with pytest.raises(LostflopsError, match="exports of one recording session"):
+        lostflops.open([first, report("job.4.sqlite", 20)])
