@@ -247,6 +247,15 @@ def test_a_pause_that_others_wait_for_is_not_said_to_make_its_rank_late() -> Non
     assert "late" not in verdict(found, first=paused)
 
 
+def test_what_is_lost_is_not_said_to_be_its_own_cause() -> None:
+    """Part of it waits, and no part is most of it."""
+    found = spent(compute=820, communication__wait=70, communication__transfer=50, communication__exposed=60)
+    moved = about("communication.transfer", "communication.exposed", cost=110)
+    assert verdict(found, first=moved) == (
+        "Communication-bound: 18.0 % of the 1.00 µs step is exposed communication."
+    )
+
+
 def test_graphs_that_list_no_kernels_are_not_said_to_compute() -> None:
     """They may hold all communication, and the waiting in it."""
     unknown = "of kernel time is in CUDA graphs that list no kernels."

@@ -70,6 +70,7 @@ def verdict(
             return f"{own.job}: {_share(first, budget)} of the {length} is {_time(first)}."
     if large:
         name, named = _sized(large[0], budget, first)
+        named = named or (first is not None and _noun(first) == large[0].label)  # it is no cause of itself
         return f"{name}: {_loss(large[0], on_host, length, budget)}{'' if named else cause}."
     listless = f"{percent(in_graphs, 1)} of kernel time is in CUDA graphs that list no kernels"
     if 2 * in_graphs >= 1:
