@@ -15,7 +15,7 @@ from by_hand import MS, finding, given
 from lostflops.causes.between_ranks.exposed import exposed_communication
 from lostflops.causes.page_findings import PageFindings
 from lostflops.causes.purposes import STAGES
-from lostflops.causes.stages import join_stages
+from lostflops.causes.stages import join_stages, slowest_stage
 from lostflops.lab.simulate.faults import with_fault
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
@@ -75,6 +75,16 @@ def test_a_slow_stage_is_told_where_no_message_says_whom_it_goes_to(tmp_path: Pa
     assert "Move layers off that stage" in first.next
     assert not any("not recorded" in told for told in first.evidence)
     assert any("does not say which rank a message goes to" in told for told in first.evidence)
+
+
+def test_ranks_that_compute_alike_are_told_together_where_no_message_says_who_is_in_which_stage() -> None:
+    """The first of four was said to be a stage, and the three others that compute as long to be faster."""
+    rows = [(rank, 0, "compute", ns * MS) for rank, ns in enumerate([390, 392, 388, 390, *4 * [196]])]
+    slow = slowest_stage(given(rows))
+    assert slow is not None and slow.says() == (
+        "Ranks 0 to 3 compute longest in the pipeline: 390 ms per step, the others 196 ms."
+    )
+    assert slowest_stage(given(rows[:5])) is None, "they are most of the job"
 
 
 @pytest.mark.parametrize(("schedule", "told"), [("unknown", True), ("1f1b", False), ("", False)])

@@ -300,11 +300,12 @@ def test_an_all_gather_is_named_by_what_it_brings_together_and_its_bandwidth_is_
     assert "all-gathers among 2 ranks reach 5,000 GB/s of bus bandwidth" in found.evidence
 
 
+@pytest.mark.parametrize("group", ["7 [0, 1]", None])  # an Nsight export without payloads names none
 @pytest.mark.parametrize(("at", "told"), [(600, True), (100, False)])
 def test_reductions_in_the_first_part_of_a_step_may_be_of_layers_where_no_passes_are_known(
-    tmp_path: Path, at: int, told: bool
+    tmp_path: Path, at: int, told: bool, group: str | None
 ) -> None:
-    tables = job("all-reduce")
+    tables = job("all-reduce", group=group)
     for name in ("kernels", "collectives"):
         for row in [row for row in tables[name] if row["end"] - row["start"] == 400]:
             start = row["start"] - 600 + at
@@ -316,6 +317,7 @@ def test_reductions_in_the_first_part_of_a_step_may_be_of_layers_where_no_passes
     page = lostflops.why(made(tmp_path, tables))
     (finding,) = (f for f in page.findings if f.name == "communication-exposed")
     assert any("all-reduces of gradients" in fact for fact in finding.evidence) == told
+    assert any("of gradients or of layers" in fact for fact in finding.evidence) != told
 
 
 def test_tensor_parallelism_is_told_where_no_group_is_described(tmp_path: Path) -> None:

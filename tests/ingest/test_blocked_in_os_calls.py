@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,21 @@ def test_a_thread_that_is_blocked_after_a_wait_for_the_gpu_does_not_refill_its_q
     assert first.claim == f"The GPU idles 3.00 ms per step (42.7 %) {does} (3.00 ms)."
     # Whether what is waited for could come sooner is not known; a sleep and files can go elsewhere.
     assert (first.edit != "") == (name in ("clock_nanosleep", "fsync"))
+
+
+def test_a_thread_that_waits_in_mpi_is_named_by_that_call(tmp_path: Path) -> None:
+    """The recording was said to show no reason."""
+    path = export(tmp_path / "job.sqlite", "MPI_Barrier")
+    with closing(sqlite3.connect(path)) as file, file:
+        columns = "start, end, globalTid, nameId AS textId"
+        file.execute(f"CREATE TABLE MPI_COLLECTIVES_EVENTS AS SELECT {columns} FROM OSRT_API")
+        file.execute("DROP TABLE OSRT_API")
+    (first, *_) = lostflops.why(path).findings
+    assert first.claim == (
+        "The GPU idles 3.00 ms per step (42.7 %) while the CPU waits for another thread or process: "
+        "`MPI_Barrier` (3.00 ms)."
+    )
+    assert first.next.startswith("Find which process comes last to `MPI_Barrier`: all others wait for it.")
 
 
 def test_without_that_call_only_call_stacks_would_tell(tmp_path: Path) -> None:

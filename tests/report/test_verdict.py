@@ -230,6 +230,12 @@ def test_a_schedule_that_is_most_of_what_is_exposed_is_not_called_late_ranks() -
     assert verdict(found, first=waits) == (
         "Bubble-bound: 14.5 % of the 1.00 µs step is waiting between pipeline stages."
     )
+    # Where messages have lost their other ends, it may be transfer as well.
+    found = spent(compute=836, communication__exposed=164)
+    waits = replace(about("communication.exposed", cost=164), name="pipeline-bubble")
+    assert verdict(found, first=waits) == (
+        "Bubble-bound: 16.4 % of the 1.00 µs step is waiting or transfer between pipeline stages."
+    )
 
 
 def test_a_pause_that_others_wait_for_is_not_said_to_make_its_rank_late() -> None:
@@ -239,3 +245,23 @@ def test_a_pause_that_others_wait_for_is_not_said_to_make_its_rank_late() -> Non
         about("idle.data_loading", "communication.wait", cost=450, rank=7), recipe="idle_summary"
     )
     assert "late" not in verdict(found, first=paused)
+
+
+def test_what_is_lost_is_not_said_to_be_its_own_cause() -> None:
+    """Part of it waits, and no part is most of it."""
+    found = spent(compute=820, communication__wait=70, communication__transfer=50, communication__exposed=60)
+    moved = about("communication.transfer", "communication.exposed", cost=110)
+    assert verdict(found, first=moved) == (
+        "Communication-bound: 18.0 % of the 1.00 µs step is exposed communication."
+    )
+
+
+def test_graphs_that_list_no_kernels_are_not_said_to_compute() -> None:
+    """They may hold all communication, and the waiting in it."""
+    unknown = "of kernel time is in CUDA graphs that list no kernels."
+    busy, lossy = spent(compute=970, idle__launch_bound=30), spent(compute=600, idle__launch_bound=400)
+    assert verdict(busy, in_graphs=0.98) == f"What bounds this job is not in the recording: 98.0 % {unknown}"
+    some = verdict(busy, in_graphs=0.2)
+    assert some == f"Mostly compute: kernels run for 97.0 % of the 1.00 µs step; 20.0 % {unknown}"
+    assert verdict(busy, in_graphs=0.02) == verdict(busy)
+    assert verdict(lossy, in_graphs=0.98) == verdict(lossy), "a loss that is known leads"

@@ -203,7 +203,11 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     share = (forward.sum() / moved.sum()).over("rank", "group").fill_nan(0).fill_null(0)
     tensor = (pl.col("reduces") | (pl.col("kind") == SHARDS)) & (share >= IN_FORWARD)
     # Without passes, what begins in a step's first part may be of layers; what comes later is of gradients.
-    early = pl.col("group").is_in(_early(trace, rows)) if not _tells_passes(trace) else pl.lit(False)
+    early = (
+        pl.col("group").fill_null("").is_in(_early(trace, rows))
+        if not _tells_passes(trace)
+        else pl.lit(False)
+    )
     untold = (pl.col("kind") == GRADIENTS) & early & pl.col("said").is_null()
     moves = pl.col("kind").is_in(BY_KIND_ALONE)
     of_layers = pl.col("said").is_in([TENSOR, CONTEXT])
@@ -233,15 +237,19 @@ def _tells_passes(trace: Trace) -> bool:
 
 
 def _early(trace: Trace, rows: pl.DataFrame) -> list[str]:
-    """The groups that reduce in the first part of a usual step already."""
+    """The groups that reduce in the first part of a usual step already, "" for what is of no known group.
+
+    What is over soon, such as a count of tokens, is of neither gradients nor layers.
+    """
     steps = trace.table("steps")
     if steps is None:
         return []
     place = steps.select("rank", "step", from_="start", to="end").sort("rank", "from_").collect()
-    reduces = pl.col("kind").cast(pl.String) == "all-reduce"
+    reduces, took = pl.col("kind").cast(pl.String) == "all-reduce", pl.col("end") - pl.col("start")
     return (
         rows.filter(reduces)
-        .select("rank", "arrival", pl.col("group").cast(pl.String))
+        .filter(took >= IN_FORWARD * took.max().over("group"))
+        .select("rank", "arrival", pl.col("group").cast(pl.String).fill_null(""))
         .sort("rank", "arrival")
         .join_asof(place, left_on="arrival", right_on="from_", by="rank", check_sortedness=False)
         .filter(pl.col("arrival") < pl.col("to"))
@@ -250,7 +258,6 @@ def _early(trace: Trace, rows: pl.DataFrame) -> list[str]:
         .group_by("group")
         .agg(pl.col("first").median())
         .filter(pl.col("first") < FORWARD)["group"]
-        .drop_nulls()
         .to_list()
     )
 

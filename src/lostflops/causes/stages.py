@@ -34,14 +34,23 @@ ALIKE_WAITS = 0.25  # of the longest: stages that lose the same to the schedule
 
 @dataclass(frozen=True)
 class SlowStage:
-    """The stage of a pipeline that computes longest: its ranks, its compute and the others', ns a step."""
+    """The stage of a pipeline that computes longest: its ranks, its compute and the others', ns a step.
+
+    Not `known` to be one stage are ranks that compute alike where no message says who is in which.
+    """
 
     ranks: tuple[int, ...]
     own: int
     others: int
+    known: bool = True
 
     def says(self) -> str:
         one = len(self.ranks) == 1
+        if not one and not self.known:
+            return (
+                f"{called(self.ranks).capitalize()} compute longest in the pipeline: "
+                f"{milliseconds(self.own)} per step, the others {milliseconds(self.others)}."
+            )
         who = f"Rank {self.ranks[0]} is" if one else f"{called(self.ranks).capitalize()} are"
         return (
             f"{who} the slowest pipeline stage: {'it computes' if one else 'they compute'} "
@@ -146,17 +155,21 @@ def _all_wait_alike(table: pl.DataFrame, given: Given) -> bool:
 def slowest_stage(given: Given) -> SlowStage | None:
     """The stage of which every rank computes longer than the others' usual; None where none stands out.
 
-    Where it is not known which ranks are a stage, each counts as one.
+    Where it is not known which ranks are a stage, those that compute about as long as the longest are told
+    together, unless they are most of the job.
     """
     by_rank = given.by_rank("compute")
     known = [ranks for ranks in stages(given).values() if all(rank in by_rank for rank in ranks)]
-    means = {
-        ranks: sum(by_rank[r] for r in ranks) // len(ranks) for ranks in known or [(r,) for r in by_rank]
-    }
+    longest = max(by_rank.values(), default=0)
+    alike = tuple(sorted(rank for rank, ns in by_rank.items() if ns * STANDS_OUT > longest))
+    told = bool(known)
+    if not told and 2 * len(alike) <= len(by_rank):
+        known = [alike, *((rank,) for rank in by_rank if rank not in alike)]
+    means = {ranks: sum(by_rank[r] for r in ranks) // len(ranks) for ranks in known}
     if len(means) < 2:
         return None
     slowest = max(means, key=lambda ranks: (means[ranks], -ranks[0]))
     others = sorted(ns for ranks, ns in means.items() if ranks != slowest)[(len(means) - 1) // 2]
     if min(by_rank[rank] for rank in slowest) < STANDS_OUT * others:
         return None
-    return SlowStage(slowest, means[slowest], others)
+    return SlowStage(slowest, means[slowest], others, told)

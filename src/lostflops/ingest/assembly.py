@@ -491,15 +491,20 @@ def _hosts(flat: list[tuple[Source, Part]]) -> list[int | None]:
 
 
 def _require_different_sessions(flat: list[tuple[Source, Part]]) -> None:
-    sessions: dict[str, Source] = {}
+    """Raise where two sources are of one session and time; it may be recorded in several reports."""
+    sessions: dict[str, list[tuple[int, int, Source]]] = {}
     for source, part in flat:
         if part.session is None:
             continue
-        other = sessions.setdefault(part.session, source)
-        if other is not source:
-            raise LostflopsError(
-                f"{other.name} and {source.name} are exports of one recording session.", "give one of them."
-            )
+        start, end = (time + (part.epoch_ns or 0) for time in (part.start, part.end))
+        others = sessions.setdefault(part.session, [])
+        for begins, ends, other in others:
+            if other is not source and start < ends and begins < end:
+                raise LostflopsError(
+                    f"{other.name} and {source.name} are exports of one recording session.",
+                    "give one of them.",
+                )
+        others.append((start, end, source))
 
 
 def _clock_name(source: Source, *, moved: bool) -> str:

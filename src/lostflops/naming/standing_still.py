@@ -12,6 +12,7 @@ _BLOCKED = re.compile(
     r"^(?:_thread\.R?[Ll]ock\.acquire|_thread\.(?:lock|RLock)\.__enter__|_queue\.SimpleQueue\.get"
     r"|_multiprocessing\.SemLock\.(?:acquire|__enter__)|select\.(?:e?poll|kqueue)\.(?:poll|control)|select|poll"
     r"|(?:\S*/)?zmq[./]\S*?(?:\.|\.py\(\d+\): )_?(?:recv\w*|poll|zmq_poll)"
+    r"|MPI_\w+|uc[ps]_\w+"
     r"|ray\S*\.CoreWorker\.(?:get|wait)\w*"
     r"|(?:_socket\.)?socket\.(?:recv\w*|accept)|(?:posix\.)?wait(?:pid|id|3|4)?"
     # The C library and Linux, as Nsight Systems names their calls.

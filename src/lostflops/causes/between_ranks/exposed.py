@@ -17,6 +17,7 @@ from lostflops.causes.purposes import (
     EXPERTS,
     GRADIENTS,
     LARGE,
+    OTHER,
     SHARDS,
     SIZED,
     STAGES,
@@ -99,6 +100,7 @@ def exposed_communication(
                 *_one_comes_last(page),
                 # These count the waiting that has a finding of its own.
                 *exposed_for(given),
+                *_of_unknown_use(given),
                 *((untold,) if untold else ()),
                 *_side_by_side(page, base, moving + waited, delayed),
                 *_in_one_bucket(page, moving + waited),
@@ -113,6 +115,17 @@ def exposed_communication(
         exposed_operations(given),
     )
     page.put(told)
+
+
+def _of_unknown_use(given: Given) -> Iterator[str]:
+    """That all-reduces may be those of layers, which the advice for gradients does not make fewer."""
+    purposes = given.purposes
+    most = max(given.operations, key=lambda name: given.operations[name], default="")
+    if most.startswith(f"all-reduce{SIZED}") and 2 * purposes.get(OTHER, 0) > sum(purposes.values()):
+        yield (
+            "whether these are of gradients or of layers (tensor parallelism), which accumulating makes no "
+            "fewer, only recorded operators tell"
+        )
 
 
 def gathers(given: Given) -> bool:

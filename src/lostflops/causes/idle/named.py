@@ -61,6 +61,7 @@ PHASE = re.compile(
     r"|(?:training_|train_)?(?:batch|iter|iteration)|micro_?batch|evaluate_function|autograd)(?:[^a-z]|$)"
 )
 OPERATOR = re.compile(r"^aten::\w+(?: in |$)")  # that computes on the CPU, where it takes long
+MESSAGES = re.compile(r"MPI_\w|uc[ps]_")
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
 # Optimizers whose states lie in the host's memory: DeepSpeed's, ColossalAI's, torchao's.
 ON_CPU = re.compile(r"(?i)cpu_?(?:offload_?)?(?:adam|adagrad|lion|optimizer)|\badam_update\b|\bHybridAdam\b")
@@ -240,6 +241,12 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
     loads data: one that serves requests has no workers that could do it.
     """
     still = stands_still(name)
+    if MESSAGES.match(name):
+        return (
+            f"Find which process comes last to {spoken(name)}: all others wait for it. Where the result is "
+            "not needed at once, let it arrive beside the GPU's work, on a thread of its own; or ask for it "
+            "less often."
+        )
     if still == WAITS_FOR_OTHERS:
         return (
             f"Find what {spoken(name)} waits for: if it is the next batch, let more workers fill the queue, "

@@ -34,7 +34,7 @@ from lostflops.ingest.nsys.private import PRIVATE
 from lostflops.ingest.nsys.rows import fitting, near
 from lostflops.ingest.nsys.target import Devices, NsysRecording, TargetGpu, mpi_ranks, recording
 from lostflops.ingest.one_of_several import OnGpu, of_device, ranks
-from lostflops.ingest.part import Part, write_tables
+from lostflops.ingest.part import Part, Process, write_tables
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.naming.classification import kernel_facts
 from lostflops.store.trace import ONE_PER_DEVICE, Quality
@@ -373,6 +373,11 @@ class _Process:
             },
             quality=(self.quality if first else []) + beside,
             absent=self._absent(set(written)),
+            process=Process(
+                number=None if self.home.process == NO_PROCESS else self.home.process >> 24 & 0xFFFFFF,
+                host=told.host,
+                device=device if gpu.gpu_id is None else gpu.gpu_id,
+            ),
             places=nccl.places(self._joined(device), self._calls) if len(self.home.devices) == 1 else {},
             peers_by_place=True,
         )

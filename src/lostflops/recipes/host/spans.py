@@ -7,7 +7,19 @@ import polars as pl
 from lostflops.columns import Id, Instant, Name
 from lostflops.recipe import Example, recipe
 from lostflops.recipes.accounting import host_by_cause
-from lostflops.tables import Copies, Frames, Kernels, Launches, Operators, OsCalls, Ranges, Ranks, Steps
+from lostflops.recipes.outside_calls import outside_calls
+from lostflops.tables import (
+    Copies,
+    Frames,
+    Kernels,
+    Launches,
+    LibraryCalls,
+    Operators,
+    OsCalls,
+    Ranges,
+    Ranks,
+    Steps,
+)
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
@@ -82,6 +94,7 @@ def host_spans(
     ranges: Ranges | None,
     frames: Frames | None,
     os_calls: OsCalls | None,
+    library_calls: LibraryCalls | None,
 ) -> pl.LazyFrame:
     """List when the threads that launch work, and each rank's main thread, were at each cause of idleness.
 
@@ -92,6 +105,5 @@ def host_spans(
     nothing by itself, but without it the host would run further ahead, and that hides other gaps.
     """
     engines = backward_engines.collect()
-    return host_by_cause(
-        steps, ranks, kernels, copies, launches, engines, operators, ranges, frames, os_calls
-    )
+    outside = outside_calls(os_calls, library_calls)
+    return host_by_cause(steps, ranks, kernels, copies, launches, engines, operators, ranges, frames, outside)

@@ -373,7 +373,10 @@ def _verdict(
         return f"There is no ledger of this recording: {reason}."
     costliest = max(found, key=lambda f: (not causes.is_of_recording(f), f.size), default=None)
     first = found[0] if found and bounds(found[0], spent) else costliest
-    return verdict(spent, run.on_host, run.bounds or run.span, first, _unseen(run))
+    families = by_name.get("kernel_families")
+    graphs, kernels = families.table.select(pl.col("in_graphs", "time").sum()).row(0) if families else (0, 0)
+    in_graphs = graphs / kernels if kernels else 0.0
+    return verdict(spent, run.on_host, run.bounds or run.span, first, _unseen(run), in_graphs)
 
 
 def _verdict_of_the_log(by_name: Mapping[str, Answer]) -> str:

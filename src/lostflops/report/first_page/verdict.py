@@ -24,6 +24,7 @@ NAMES: Mapping[str, str] = {
 
 BARELY = 0.5  # of what the first finding costs: a group of accounts that holds less is not what it is about
 SAVES = re.compile(r" while the CPU saves a checkpoint\.$|^Checkpoints hold ")  # and does not log
+UNSPLIT = "communication.exposed"  # waiting or transfer
 # A loss that is so many times as large as the first finding, and not about it, leads the verdict.
 FAR_LARGER = 2
 
@@ -34,19 +35,21 @@ def verdict(
     span: str = "step",
     first: Finding | None = None,
     unseen: str = "",
+    in_graphs: float = 0.0,
 ) -> str:
     """What bounds the mean step, in one sentence.
 
     The only cause that it names is that of `first`, the finding that leads the page or costs most: a loss
     that has no finding is told by its size alone. `unseen` is a clause on work that was not recorded, and
-    then only the host's side can be told.
+    then only the host's side can be told. `in_graphs` is the share of kernel time in CUDA graphs of which
+    nobody knows whether they compute.
     """
     length = f"{milliseconds(budget.mean)} {span}"
     compute = budget.of("compute")
     if first is not None and SAVES.search(first.claim):
         # The account is of logs as well.
         plain = replace(first, claim="")
-        said = verdict(budget, on_host, span, plain, unseen)
+        said = verdict(budget, on_host, span, plain, unseen, in_graphs)
         return said.replace("checkpoints or logging", "checkpoints").replace(
             "checkpoints and logging", "checkpoints"
         )
@@ -64,14 +67,21 @@ def verdict(
     if large and first is not None and first.name in verdicts() and _is_main(large[0], budget, first):
         own = verdicts()[first.name]
         if not own.outside:
-            return f"{own.job}: {_share(first, budget)} of the {length} is {own.time}."
+            return f"{own.job}: {_share(first, budget)} of the {length} is {_time(first)}."
     if large:
         name, named = _sized(large[0], budget, first)
+        named = named or (first is not None and _noun(first) == large[0].label)  # it is no cause of itself
         return f"{name}: {_loss(large[0], on_host, length, budget)}{'' if named else cause}."
-    bound = 1000 * compute >= COMPUTE_BOUND_PER_MILLE * budget.ns
+    listless = f"{percent(in_graphs, 1)} of kernel time is in CUDA graphs that list no kernels"
+    if 2 * in_graphs >= 1:
+        return f"What bounds this job is not in the recording: {listless}."
+    known = compute if 1000 * in_graphs < 1000 - COMPUTE_BOUND_PER_MILLE else 0
+    bound = 1000 * known >= COMPUTE_BOUND_PER_MILLE * budget.ns
     who = "operators run" if on_host else "kernels run"
     said = f"{'Compute-bound' if bound else 'Mostly compute'}: {who} for {percent(compute, budget.ns)} of "
     said += f"the {length}{cause}"
+    if compute and not known:
+        return f"{said}; {listless}."
     if not cause and losses and losses[0].visible:
         said += f"; the largest loss is {_loss_noun(losses[0])}, {losses[0].share}"
     return said + "."
@@ -99,7 +109,7 @@ def _bound_by(first: Finding, budget: Budget, on_host: bool, length: str) -> str
     if own is not None and own.outside:
         return f"{own.job}: {own.time} add {milliseconds(first.size)} per step to the {length}."
     if own is not None:
-        return f"{own.job}: {_share(first, budget)} of the {length} is {own.time}."
+        return f"{own.job}: {_share(first, budget)} of the {length} is {_time(first)}."
     loss = next((g for g in budget.groups if g.account == group and group != "compute"), None)
     name = _called(first.accounts[0])
     copies = "copy" in first.accounts[1:] and group != "copy"
@@ -143,13 +153,19 @@ def _share(first: Finding, budget: Budget) -> str:
     return percent(first.size, budget.mean)
 
 
+def _time(first: Finding) -> str:
+    """What takes the time of a finding that has words of its own; where nobody knows how much of it is
+    transfer, both."""
+    told = verdicts()[first.name].time
+    return told.replace("waiting", "waiting or transfer") if first.accounts[:1] == (UNSPLIT,) else told
+
+
 def _noun(first: Finding) -> str:
     """What a finding is about; empty where it has neither an account nor words of its own."""
     if first.rank is not None and first.accounts[1:2] == ("communication.wait",):
         return f"waiting for rank {first.rank}"
-    own = verdicts().get(first.name)
-    if own is not None:
-        return own.time
+    if first.name in verdicts():
+        return _time(first)
     account = first.accounts[0] if first.accounts else ""
     return (ACCOUNTS[account].noun or ACCOUNTS[account].label) if account in ACCOUNTS else ""
 

@@ -1,0 +1,69 @@
+"""First pages of Nsight Systems exports: what they lack is not taken for something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import lostflops
+from lostflops.errors import LostflopsError
+from nsys_exports import call, kernel, push, sqlite
+
+MS, US = 1_000_000, 1000
+
+
+def test_a_job_in_graphs_that_were_recorded_as_a_whole_is_not_called_compute_bound(tmp_path: Path) -> None:
+    """Nsight's own default: kernels of a graph, and so its communication, are not in the recording."""
+    graph = {key: value for key, value in kernel(0, 0).items() if key.endswith("Id") or key == "globalPid"}
+    begins = [30 * MS * n for n in range(3)]
+    page = lostflops.why(
+        sqlite(
+            tmp_path / "job.sqlite",
+            {
+                "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": [
+                    {**graph, "start": at + 50 * US, "end": at + 28 * MS, "correlationId": at + 1}
+                    for at in begins
+                ],
+                "CUPTI_ACTIVITY_KIND_KERNEL": [
+                    kernel(at + 28 * MS, at + 29 * MS, correlationId=at + 2) for at in begins
+                ],
+                "CUPTI_ACTIVITY_KIND_RUNTIME": [
+                    call(at + n * 20 * US, at + n * 20 * US + 9 * US, correlationId=at + n)
+                    for at in begins
+                    for n in (1, 2)
+                ],
+                "NVTX_EVENTS": [push(at, at + 29 * MS, f"step {at}") for at in begins],
+            },
+        )
+    )
+    assert page.verdict == (
+        "What bounds this job is not in the recording: 96.5 % of kernel time is in CUDA graphs that list no "
+        "kernels."
+    )
+    assert page.findings[0].name == "graphs-unlisted"
+
+
+def test_reports_that_one_process_writes_one_after_the_other_are_of_one_rank(tmp_path: Path) -> None:
+    """`nsys profile --capture-range-end=repeat:2`: they were told as two ranks."""
+
+    def report(name: str, epoch: int, **gpu: int) -> Path:
+        return sqlite(
+            tmp_path / name,
+            {
+                "CUPTI_ACTIVITY_KIND_KERNEL": [kernel(100, 150)],
+                "NVTX_EVENTS": [push(90, 150, "step 3")],
+                "TARGET_INFO_SESSION_START_TIME": [{"utcEpochNs": 10**18 + epoch}],
+                "TARGET_INFO_SYSTEM_ENV": [{"name": "Hostname", "value": "a"}],
+                "TARGET_INFO_CUDA_DEVICE": [{"cudaId": 0, "pid": 7, "gpuId": 0, **gpu}],
+                "META_DATA_CAPTURE": [{"name": "PROFILING_SESSION_UUID", "value": "0000-ABC"}],
+            },
+        )
+
+    first, later = report("job.1.sqlite", 0), report("job.2.sqlite", 1000)
+    other = report("job.3.sqlite", 1000, gpuId=1)  # containers number their processes alike
+    for reports, ranks in (([first, later], [0, 0]), ([first, other], [0, 1])):
+        steps = lostflops.open(reports).table("steps")
+        assert steps is not None and steps.collect()["rank"].to_list() == ranks
+    with pytest.raises(LostflopsError, match="exports of one recording session"):
+        lostflops.open([first, report("job.4.sqlite", 20)])
