@@ -120,6 +120,7 @@ class Given:
     work: pl.DataFrame = field(default_factory=WORK.to_frame)
     paces: pl.DataFrame = field(default_factory=PACES.to_frame)
     flops: Mapping[int, float] = field(default_factory=dict[int, float])
+    beyond_least: Mapping[int, float] = field(default_factory=dict[int, float])  # as `asked_flops` tells it
     in_checkpoints: int = 0
     outlasted: int = 0  # exposed copying of checkpoints for which nothing waits, ns
     in_long_pauses: int = 0
@@ -247,12 +248,7 @@ class Given:
     @cached_property
     def longest_wait(self) -> int:
         """What a mean step of the rank that waits most holds of waiting, ns."""
-        waits = (
-            self.ledger.filter(pl.col("account") == COMMUNICATION[0]).group_by("rank").agg(pl.col("ns").sum())
-        )
-        return max(
-            (ns // self.steps[rank] for rank, ns in waits.iter_rows() if rank in self.steps), default=0
-        )
+        return max(self.by_rank(COMMUNICATION[0]).values(), default=0)
 
     @property
     def read_per_step(self) -> int:
@@ -360,6 +356,7 @@ def gather(
             return empty.to_frame()
 
     stretches = partial(_table, session, "idle_causes")
+    asked = folded("flops", ASKED, lambda: asked_flops(trace, counted)) if many else ASKED.to_frame()
 
     def on_device(name: str, empty: pl.Schema, told: Told[pl.DataFrame]) -> pl.DataFrame:
         none = empty.to_frame()
@@ -386,7 +383,8 @@ def gather(
         beside=folded("beside", BESIDE, lambda: _beside(session, ledger)),
         work=folded("work", WORK, lambda: computed_in(trace, on_host, ledger)) if many else WORK.to_frame(),
         paces=folded("paces", PACES, lambda: paces_of(trace, ledger)) if not on_host else PACES.to_frame(),
-        flops=dict(folded("flops", ASKED, lambda: asked_flops(trace, counted)).iter_rows()) if many else {},
+        flops=dict(asked.select("rank", "flops").iter_rows()),
+        beyond_least=dict(asked.select("rank", "beyond").iter_rows()),
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         outlasted=total("outlasted", _outlasted) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
