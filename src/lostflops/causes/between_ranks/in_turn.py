@@ -30,6 +30,7 @@ EVENER = (
     "experts or stages of one cost. A faster network would not help."
 )
 LATER_STILL = "Ranks of the job that were not recorded may be later still."
+WAITING = COMMUNICATION[0]
 MAIN_SHARE = 0.5  # of a rank's lateness, that one account holds
 
 
@@ -59,7 +60,8 @@ def in_turn(
         return 0
     who = f"{called(found.ranks)} take turns being late"
     if same is not None:
-        already = sum(_counted_already(page, rank, found.account) for rank in given.steps)
+        idle = sum(given.accounts.get(account, 0) for account in same.accounts if account != WAITING)
+        already = max(0, same.size - idle) if WAITING in same.accounts else 0
         fact = f"{who} because of it: ranks wait {milliseconds(waited + already)} per step for each other"
         rest = (told for told in same.evidence if not told.endswith(WAITED_THERE))
         told = replace(same, evidence=(fact, *rest))
@@ -231,7 +233,7 @@ def within_steps(page: PageFindings, waited: int, waits: Finding | None) -> int:
 def _counted_already(page: PageFindings, rank: int, account: str) -> int:
     """The waiting for a rank that the finding about an account counts, ns in a mean step of a mean rank."""
     same = page.about(account)
-    if same is None or "communication.wait" not in same.accounts:
+    if same is None or WAITING not in same.accounts:
         return 0
     here = page.given.waited.filter(pl.col("on") == rank, pl.col("account").is_in(same.accounts))
     return int(here["time"].sum()) // max(1, page.given.num_steps)
