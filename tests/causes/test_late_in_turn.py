@@ -84,7 +84,7 @@ def test_gpus_that_are_slow_in_turn_for_one_amount_of_work_are_not_to_be_given_l
 
 
 def test_waiting_in_turn_for_one_cause_is_told_with_all_of_it(why) -> None:
-    """Ranks wait 8 times 30 ms in 32 steps of ranks; a part of it is told of rank 2, which loads most often."""
+    """Ranks wait 8 times 30 ms in 32 steps of ranks; some is told of rank 2, which loads most often."""
     loading = ((), (0, 1, 2, 3), (2,), (0, 1, 3), (), (), (0, 2), (1, 2))
     (first,) = why([[Work(loads=30 if r in ranks else 0) for r in range(4)] for ranks in loading]).findings
     turn = next(fact for fact in first.evidence if " take turns being late because of it" in fact)

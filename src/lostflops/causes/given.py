@@ -17,7 +17,7 @@ from lostflops.finding import Finding, percent
 from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
 from lostflops.recipes.host.launching_threads import launches_beside
 from lostflops.recipes.host.saving import HELD_UP, held_up_by_async, saving_rows, with_proofs
-from lostflops.recipes.host_steps import host_steps, in_host_steps
+from lostflops.recipes.host_steps import LOOPS, host_steps, in_host_steps, loops_over_steps
 from lostflops.recipes.idle.evaluations import EVALUATIONS, in_evaluations
 from lostflops.recipes.idle.gaps import between_nodes
 from lostflops.recipes.idle.made_tensors import MADE, made_on_cpu
@@ -160,6 +160,7 @@ class Given:
     # Sets of ranks that take part in no operation of another set, such as actors and learners.
     meeting: tuple[frozenset[int], ...] = ()
     with_frames: frozenset[int] = frozenset()  # ranks that recorded what Python ran
+    loops: frozenset[str] = frozenset()  # functions of which one call holds a whole step
     gpus: Mapping[int, str] = field(default_factory=dict[int, str])  # of each rank, as its driver names it
     hosts: Mapping[int, int] = field(default_factory=dict[int, int])  # number of each rank's, where known
     # What a mean step gains by an edit, as a replay has it, ns; 0 where none knows.
@@ -427,6 +428,7 @@ def gather(
         else 0,
         clocks_apart=_clocks_apart(trace) if many else 0,
         with_frames=frozenset(folded("with_frames", RANKS, with_frames)["rank"]) if many else frozenset(),
+        loops=frozenset(folded("loops", LOOPS, lambda: loops_over_steps(trace, counted))["name"]),
         gpus=_of_ranks(trace, "gpu", pl.String),
         hosts=_of_ranks(trace, "host", pl.Int64),
         gained=partial(_gained, session),
