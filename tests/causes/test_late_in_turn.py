@@ -64,6 +64,33 @@ def test_what_ranks_wait_for_the_slowest_of_all_loaders_the_loader_costs(why) ->
     assert any("rank 3 has 20.0 ms more of it than the others" in fact for fact in first.evidence)
 
 
+@pytest.mark.parametrize(
+    ("rows", "advice"), [(64, "Look at GPU clocks"), (96, "Give the ranks like amounts")]
+)
+def test_gpus_that_are_slow_in_turn_for_one_amount_of_work_are_not_to_be_given_less(
+    why, rows: int, advice: str
+) -> None:
+    """In all steps together each of them has as much to do as the other."""
+    slow = [[Work(computes=60 if s % 2 == r else 40) for r in range(2)] for s in range(STEPS)]
+    products = [
+        {"rank": r, "start": at, "end": at + 9, "thread": THREAD, "name": "aten::mm"}
+        | {"shapes": f"[[{rows if s % 2 == r else 64}, 64], [64, 64]]"}
+        for s, at in enumerate(range(0, STEPS * 62 * MS, 62 * MS))
+        for r in range(2)
+    ]
+    (first,) = why(slow, operators=products).findings
+    assert first.next.startswith(advice) and first.ns_per_step >= 20 * MS
+    assert ("all ranks ask for the same FLOPs" in first.evidence[0]) is (rows == 64)
+
+
+def test_waiting_in_turn_for_one_cause_is_told_with_all_of_it(why) -> None:
+    """Ranks wait 8 times 30 ms in 32 steps of ranks; some is told of rank 2, which loads most often."""
+    loading = ((), (0, 1, 2, 3), (2,), (0, 1, 3), (), (), (0, 2), (1, 2))
+    (first,) = why([[Work(loads=30 if r in ranks else 0) for r in range(4)] for ranks in loading]).findings
+    turn = next(fact for fact in first.evidence if " take turns being late because of it" in fact)
+    assert turn.endswith("ranks wait 7.50 ms per step for each other")
+
+
 def multiplied(*rows: int) -> list[dict[str, Any]]:
     """A product of so many rows of each rank, at the beginning of each step of 62 ms."""
     return [

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
+import polars as pl
 import pytest
 
 from by_hand import DATA, LAUNCHES, MS, PYTHON, SAVING, Rows, finding, page
 from lostflops.causes.idle.named import _cheaper, own_code  # pyright: ignore[reportPrivateUsage]
+from lostflops.recipes.host_steps import loops_over_steps
+from made_runs import made
 
 
 def test_a_call_that_only_asks_is_the_first_of_several_names() -> None:
@@ -94,3 +99,47 @@ def test_launching_is_compared_by_the_first_of_its_accounts() -> None:
     both = [replace(one, accounts=(*one.accounts, DATA)) for one in (launches, python)]
     (told,) = page(*both, names=names)
     assert "mostly in `update_ema`" in told.claim
+
+
+SLEEP, LOOP, WORK = "time.sleep in a.py(3): f", "a.py(9): main", "a.py(8): crop"
+
+
+@pytest.mark.parametrize(
+    ("other", "most", "kept", "advice"),
+    [
+        (LOOP, 14, "30%", r"Take `time\.sleep` in `f` \(a\.py:3\) out of the step\."),
+        ("a.py(7): forward", 14, "30%", r"Take `time\.sleep` in `f` \(a\.py:3\) out of the step\."),
+        (LOOP, 6, "", r"`main` \(a\.py:9\) holds the training loop, and this is Python of its own lines .*"),
+        (
+            WORK,
+            11,
+            "0%",
+            r"Take .* out of the step\. Make `crop` \(a\.py:8\) cheaper, or take it out .*",
+        ),
+        ("time.sleep in b.py(5): g", 11, "0%", r"Take .*:3\) and .*` in `g` \(b\.py:5\) out of the step\."),
+    ],
+)
+def test_what_is_advised_is_what_the_prediction_takes_out(
+    other: str, most: int, kept: str, advice: str
+) -> None:
+    """Of 20 ms in each step, `most` asleep: what a loop over steps or a whole phase does itself stays."""
+    one = finding("host-busy-elsewhere", PYTHON, 20, "The GPU idles while the CPU runs other code.")
+    for ranks in range(1, 3):
+        each = [(rank, step) for rank in range(ranks) for step in range(2)]
+        ledger = [(*at, account, ms) for at in each for account, ms in (("compute", 80), (PYTHON, 20))]
+        names = [(rank, PYTHON, n, ms) for rank, _ in each for n, ms in ((SLEEP, most), (other, 20 - most))]
+        (told,) = page(one, ledger=ledger, names=names, loops=frozenset({LOOP}))
+        assert re.fullmatch(advice, told.next)
+        # On several ranks each pause would keep a share of itself, and ranks wait for the longest.
+        kept = kept if ranks == 1 or kept == "0%" else ""
+        assert told.edit == (kept and f"host:other-host-work={kept}")
+
+
+def test_a_function_of_which_a_call_holds_a_step_is_a_loop_over_steps(tmp_path: Path) -> None:
+    """A call of `train` began before the step and ends in it, one of `epoch` begins with it."""
+    rows = [("train", 0, 19), ("epoch", 10, 20), ("evaluate", 11, 30), ("main", 3, 40)]
+    frames = [{"start": start, "end": end, "name": f"a.py(1): {name}"} for name, start, end in rows]
+    steps = [{"step": n, "start": 10 * n + 5, "host_start": 10 * n, "end": 10 * n + 15} for n in (0, 1)]
+    trace = made(tmp_path, {"frames": frames, "steps": steps, "ranks": [{"rank": 0}]})
+    counted = pl.DataFrame({"rank": [0], "step": [1]}, {"rank": pl.Int32, "step": pl.Int64})
+    assert set(loops_over_steps(trace, counted)["name"]) == {"a.py(1): main"}

@@ -28,8 +28,8 @@ def launched(ts: float, correlation: int) -> list[Event]:
     return [coalesced, call(ts + 2, 5, correlation), kernel(ts + 10, 20, correlation, CARRIES, 20)]
 
 
-def collectives(folder: Path, events: list[Event]) -> pl.DataFrame:
-    written(folder / "rank1.json", trace([step(0, 0, 900), *events], head(1, 4)))
+def collectives(folder: Path, events: list[Event], about: dict[str, Any] | None = None) -> pl.DataFrame:
+    written(folder / "rank1.json", trace([step(0, 0, 900), *events], about or head(1, 4)))
     table = lostflops.open(folder).table("collectives")
     assert table is not None
     told = "kind", "peer", "group", "bytes_in"
@@ -74,3 +74,31 @@ def test_host_collectives_are_of_the_backend_that_they_name(
     assert table is not None
     rows = table.select(pl.col("kind", "library").cast(pl.String)).collect().rows()
     assert rows == [("all-reduce", library)]
+
+
+@pytest.mark.parametrize(
+    ("threads", "groups"),
+    [
+        ((52, 61, 51, 62), ["0 [0, 1]", "3 [0]", "0 [0, 1]", "3 [0]"]),
+        ((52, 61, 51), [None, None, None]),  # 52 may be of either
+        ((52, 51, 52), ["0 [0, 1]"] * 3),
+    ],
+)
+def test_operations_of_gloo_are_of_the_group_whose_threads_run_them(
+    tmp_path: Path, threads: tuple[int, ...], groups: list[str | None]
+) -> None:
+    """A group of one rank waits for nobody: its operations are none of the group of all ranks."""
+    listed = [
+        {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [0, 1]},
+        {"pg_name": "3", "pg_desc": "tp", "pg_size": 1, "ranks": [0]},
+    ]
+    info = {"backend": "gloo", "rank": 0, "world_size": 2, "pg_config": listed}
+    events = [
+        event
+        for n, thread in enumerate(threads)
+        for event in (
+            operator("c10d::allreduce_", 20 * n, 5),
+            span("user_annotation", "gloo:all_reduce", 20 * n + 5, 9, thread),
+        )
+    ]
+    assert collectives(tmp_path, events, {"distributedInfo": info})["group"].to_list() == groups

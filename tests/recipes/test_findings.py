@@ -190,3 +190,23 @@ def test_small_operations_whose_times_overlap_are_said_to_queue(share: float, sa
     }  # fmt: skip
     (one,) = named("communication_summary").findings(pl.DataFrame(rows))
     assert one.claim == f"100 small all-reduce operations of at most 16,600 bytes in group 0 {said}"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [(12, "12.0 ms of it is compute, and the rest less of each"), (15, "most of it is compute")],
+)
+def test_the_account_that_grew_most_is_most_of_a_long_step_from_half_of_it_on(more: int, said: str) -> None:
+    """The last step is 30 ms longer, of which communication has 9 ms."""
+    steps = [
+        row(10 * n, 10 * n + 10 + 30 * (n == 3), step=n, left_out="outlier" if n == 3 else None)
+        for n in range(4)
+    ]
+    computing = [row(10 * n, 10 * n + 6 + more * (n == 3), family="gemm") for n in range(4)]
+    (one,) = found(
+        "outlier_steps",
+        steps=steps,
+        ranks=[{"rank": 0}],
+        kernels=[*computing, row(48, 57, family="communication")],
+    )
+    assert one.claim == f"Step 3 took 40.0 ms, 4.0 times the others; {said}. It is left out of the mean."

@@ -17,7 +17,7 @@ from lostflops.finding import Finding, percent
 from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
 from lostflops.recipes.host.launching_threads import launches_beside
 from lostflops.recipes.host.saving import HELD_UP, held_up_by_async, saving_rows, with_proofs
-from lostflops.recipes.host_steps import host_steps, in_host_steps
+from lostflops.recipes.host_steps import LOOPS, host_steps, in_host_steps, loops_over_steps
 from lostflops.recipes.idle.evaluations import EVALUATIONS, in_evaluations
 from lostflops.recipes.idle.gaps import between_nodes
 from lostflops.recipes.idle.made_tensors import MADE, made_on_cpu
@@ -120,6 +120,7 @@ class Given:
     work: pl.DataFrame = field(default_factory=WORK.to_frame)
     paces: pl.DataFrame = field(default_factory=PACES.to_frame)
     flops: Mapping[int, float] = field(default_factory=dict[int, float])
+    beyond_least: Mapping[int, float] = field(default_factory=dict[int, float])  # as `asked_flops` tells it
     in_checkpoints: int = 0
     outlasted: int = 0  # exposed copying of checkpoints for which nothing waits, ns
     in_long_pauses: int = 0
@@ -159,6 +160,7 @@ class Given:
     # Sets of ranks that take part in no operation of another set, such as actors and learners.
     meeting: tuple[frozenset[int], ...] = ()
     with_frames: frozenset[int] = frozenset()  # ranks that recorded what Python ran
+    loops: frozenset[str] = frozenset()  # functions of which one call holds a whole step
     gpus: Mapping[int, str] = field(default_factory=dict[int, str])  # of each rank, as its driver names it
     hosts: Mapping[int, int] = field(default_factory=dict[int, int])  # number of each rank's, where known
     # What a mean step gains by an edit, as a replay has it, ns; 0 where none knows.
@@ -247,12 +249,7 @@ class Given:
     @cached_property
     def longest_wait(self) -> int:
         """What a mean step of the rank that waits most holds of waiting, ns."""
-        waits = (
-            self.ledger.filter(pl.col("account") == COMMUNICATION[0]).group_by("rank").agg(pl.col("ns").sum())
-        )
-        return max(
-            (ns // self.steps[rank] for rank, ns in waits.iter_rows() if rank in self.steps), default=0
-        )
+        return max(self.by_rank(COMMUNICATION[0]).values(), default=0)
 
     @property
     def read_per_step(self) -> int:
@@ -360,6 +357,7 @@ def gather(
             return empty.to_frame()
 
     stretches = partial(_table, session, "idle_causes")
+    asked = folded("flops", ASKED, lambda: asked_flops(trace, counted)) if many else ASKED.to_frame()
 
     def on_device(name: str, empty: pl.Schema, told: Told[pl.DataFrame]) -> pl.DataFrame:
         none = empty.to_frame()
@@ -386,7 +384,8 @@ def gather(
         beside=folded("beside", BESIDE, lambda: _beside(session, ledger)),
         work=folded("work", WORK, lambda: computed_in(trace, on_host, ledger)) if many else WORK.to_frame(),
         paces=folded("paces", PACES, lambda: paces_of(trace, ledger)) if not on_host else PACES.to_frame(),
-        flops=dict(folded("flops", ASKED, lambda: asked_flops(trace, counted)).iter_rows()) if many else {},
+        flops=dict(asked.select("rank", "flops").iter_rows()),
+        beyond_least=dict(asked.select("rank", "beyond").iter_rows()),
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         outlasted=total("outlasted", _outlasted) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", _in_long_pauses),
@@ -429,6 +428,7 @@ def gather(
         else 0,
         clocks_apart=_clocks_apart(trace) if many else 0,
         with_frames=frozenset(folded("with_frames", RANKS, with_frames)["rank"]) if many else frozenset(),
+        loops=frozenset(folded("loops", LOOPS, lambda: loops_over_steps(trace, counted))["name"]),
         gpus=_of_ranks(trace, "gpu", pl.String),
         hosts=_of_ranks(trace, "host", pl.Int64),
         gained=partial(_gained, session),

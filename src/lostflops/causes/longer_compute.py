@@ -322,6 +322,18 @@ def asks_alike(given: Given) -> bool:
     return len(each) == len(given.steps) and 0 < max(each) <= (1 + SAME_FLOPS) * min(each)
 
 
+def no_more_to_do(given: Given, longer: int) -> bool:
+    """Whether what ranks in turn compute longer, ns in a mean step, is the same work that takes longer.
+
+    Operators of all ranks ask for as many FLOPs in each step. What those of attention do for documents of
+    unlike lengths no shape tells: where it takes that long, it may be more work.
+    """
+    each = given.beyond_least
+    attending = given.work.filter(family=ATTENTION)["time"].sum() / max(1, given.num_steps)
+    alike = set(each) >= set(given.steps) and max(each.values(), default=1.0) <= SAME_FLOPS
+    return alike and 2 * attending < longer
+
+
 def launches_as_many(rank: int, given: Given) -> bool:
     """Whether the rank runs as many kernels as the others: then its CPU is slower, and not its program."""
     calls = dict(given.work.group_by("rank").agg(pl.col("calls").sum()).iter_rows())

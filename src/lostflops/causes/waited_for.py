@@ -21,6 +21,7 @@ HOLDS_UP = re.compile(
 )
 SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = ("communication.wait", "communication.exposed", "idle.pipeline_bubble")
+WAITED_THERE = "of it waiting for other ranks where that happens"
 WORTH_SAYING = 0.01  # of the step, from which on waiting is added to what is waited for
 
 
@@ -39,7 +40,7 @@ def join_waited_for(page: PageFindings, apart: int | None) -> tuple[int, int]:
         if apart is None:
             every, pairs = _in_every_turn(page, finding, every, pairs)
         if page.reaches(every, WORTH_SAYING):
-            fact = f"{milliseconds(every)} of it waiting for other ranks where that happens"
+            fact = f"{milliseconds(every)} {WAITED_THERE}"
             if (lead := _leads_by(page.given, finding.rank, every)) is not None:
                 another = f"another rank comes {milliseconds(lead)} before rank {finding.rank}"
                 fact += f"; but {another}: both have to change"

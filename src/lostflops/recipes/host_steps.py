@@ -5,7 +5,9 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops import intervals
-from lostflops.store.trace import CLOSED, OPENED
+from lostflops.store.trace import CLOSED, OPENED, Trace
+
+LOOPS = pl.Schema({"name": pl.String})
 
 
 def host_steps(steps: pl.LazyFrame, counted: pl.LazyFrame) -> pl.LazyFrame:
@@ -31,3 +33,19 @@ def in_host_steps(rows: pl.LazyFrame, windows: pl.LazyFrame, at: str = "start") 
 def while_on_host(windows: pl.LazyFrame) -> pl.LazyFrame:
     """From when to when the host of each rank is in these steps, one or several on end: rank, start, end."""
     return intervals.union(windows.select("rank", start="opened", end="closed"), ["rank"])
+
+
+def loops_over_steps(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
+    """The functions of which one call holds a whole step, as that of a training loop does: name.
+
+    What such a function does itself is no one thing that could be taken out of the step.
+    """
+    frames, steps = trace.table("frames"), trace.table("steps")
+    if frames is None or steps is None:
+        return LOOPS.to_frame()
+    windows = host_steps(steps, counted.lazy()).filter(pl.col("closed") > pl.col("opened"))
+    shortest = windows.select((pl.col("closed") - pl.col("opened")).min()).collect().item()
+    long = frames.filter(pl.col("end") - pl.col("start") >= shortest)
+    holds = (pl.col("start") <= pl.col("opened")) & (pl.col("end") >= pl.col("closed"))
+    named = long.select("rank", "start", "end", pl.col("name").cast(pl.String))
+    return named.join(windows, on="rank").filter(holds).select(pl.col("name").unique()).collect()

@@ -9,6 +9,7 @@ import polars as pl
 from lostflops.causes.given import COMMUNICATION, has_stages
 from lostflops.causes.longer_compute import (
     asks_alike,
+    no_more_to_do,
     slow_device,
     slower_compute,
 )
@@ -18,7 +19,7 @@ from lostflops.causes.one_rank.late import more_of
 from lostflops.causes.own_time.spent import MAY_WAIT, like_others_at_most, like_the_least_at_most
 from lostflops.causes.own_time.together import Turns, late_together, turns
 from lostflops.causes.page_findings import PageFindings
-from lostflops.causes.waited_for import dearer
+from lostflops.causes.waited_for import WAITED_THERE, dearer
 from lostflops.finding import Finding, milliseconds, percent
 
 from .advice import beyond_others, evener, for_one
@@ -29,6 +30,7 @@ EVENER = (
     "experts or stages of one cost. A faster network would not help."
 )
 LATER_STILL = "Ranks of the job that were not recorded may be later still."
+WAITING = COMMUNICATION[0]
 MAIN_SHARE = 0.5  # of a rank's lateness, that one account holds
 
 
@@ -58,28 +60,38 @@ def in_turn(
         return 0
     who = f"{called(found.ranks)} take turns being late"
     if same is not None:
-        fact = f"{who} because of it: ranks wait {milliseconds(waited)} per step for each other"
-        told = replace(same, evidence=(fact, *same.evidence))
+        idle = sum(given.accounts.get(account, 0) for account in same.accounts if account != WAITING)
+        already = max(0, same.size - idle) if WAITING in same.accounts else 0
+        fact = f"{who} because of it: ranks wait {milliseconds(waited + already)} per step for each other"
+        rest = (told for told in same.evidence if not told.endswith(WAITED_THERE))
+        told = replace(same, evidence=(fact, *rest))
         page.replace(same, dearer(page, told, waited, waits.ns_per_step if waits else 0))
         return waited
     said = label(found.account)
     mostly = said if found.share >= MAIN_SHARE else "no one account"
     key = FINDING_OF.get(found.account, UNEVEN)
     evened = evener(page, found.ranks[0]) if found.account == "compute" and not has_stages(given) else None
-    evidence = f"what the last rank of a step does beyond the others: {percent(found.share, 1)} {said}"
+    evidence = [f"what the last rank of a step does beyond the others: {percent(found.share, 1)} {said}"]
+    remedy = evened.text if evened else given.advice(key, EVENER)
+    named = evened.remedies if evened else given.named(key)
+    may_slow = found.account == "compute" and evened is None and not has_stages(given)
+    if same_work := may_slow and no_more_to_do(given, found.explained):
+        evidence.insert(0, "in each step the operators of all ranks ask for the same FLOPs")
+        remedy, named = slow_device(given), () if given.on_host else given.named("slow-device")
     told = waiting_for(
         waited,
         waits,
         at_most=like_the_least_at_most(given),
         claim=f"Ranks wait {page.share(waited)} for each other: {who}, mostly by {mostly}.",
-        evidence=(evidence,),
-        remedy=evened.text if evened else given.advice(key, EVENER),
-        named=evened.remedies if evened else given.named(key),
+        evidence=tuple(evidence),
+        remedy=remedy,
+        named=named,
         account=found.account,
     )
     if given.missing_ranks and waits is None:
         told = replace(told, doubt=LATER_STILL)
-    slower = slower_compute(found.ranks[0], given) if found.account == "compute" else None
+    told_by_kernels = found.account == "compute" and not same_work
+    slower = slower_compute(found.ranks[0], given) if told_by_kernels else None
     if slower is not None and slower[1] and set(given.flops) >= set(given.steps):
         told = replace(told, next=slow_device(given), remedies=given.named("slow-device"))
         told = replace(told, evidence=(f"rank {found.ranks[0]}: {slower[0]}", *told.evidence))
@@ -221,7 +233,7 @@ def within_steps(page: PageFindings, waited: int, waits: Finding | None) -> int:
 def _counted_already(page: PageFindings, rank: int, account: str) -> int:
     """The waiting for a rank that the finding about an account counts, ns in a mean step of a mean rank."""
     same = page.about(account)
-    if same is None or "communication.wait" not in same.accounts:
+    if same is None or WAITING not in same.accounts:
         return 0
     here = page.given.waited.filter(pl.col("on") == rank, pl.col("account").is_in(same.accounts))
     return int(here["time"].sum()) // max(1, page.given.num_steps)

@@ -55,6 +55,7 @@ BETWEEN_FROM = 0.15
 ALONE = 0.9  # of the time on all ranks
 NEARLY_ALL, MOSTLY = 0.9, 0.5  # of a finding's time, in which the CPU does what is said of it
 SAVES_OR_LOGS, SAVES, LOGS = "saves a checkpoint or logs", "saves a checkpoint", "logs"
+NAMES_HERE = "{}"  # in advice that is the same for several names
 # Ranges that frameworks and scripts draw around whole phases: what to change lies inside.
 PHASE = re.compile(
     r"(?i)(?:^|[^a-z])(?:forward|backward|fwd|bwd|optimi[sz]er|zero_grad|loss|(?:training_|train_|run_)?step"
@@ -101,16 +102,40 @@ def named(page: PageFindings, finding: Finding) -> Finding:
     told = sum(ns for _, ns in largest) / finding.size
     does = _does([name for name, _ in parts[: len(largest)]], told)
     claim = finding.claim.replace(" while the CPU runs other code", does)
+    # What a training loop or a whole phase does between its calls stays where it is.
+    work = [part for part in parts[: len(largest)] if _is_work(part[0]) and part[0] not in page.given.loops]
+    edit = _without(work, page.given.accounts.get(OTHER_HOST), len(page.given.steps) > 1)
     return replace(
         named,
         claim=f"{claim.rstrip('.')}: {listed(what)}.",
-        next=_in_pieces(page, parts[0])
-        or _cheaper(
-            parts[0][0],
-            [name for name in page.given.names["name"] if name is not None],
-            bool(page.given.accounts.get(LOADING)),
-        ),
-        edit=_without(parts[: len(largest)], page.given.accounts.get(OTHER_HOST)),
+        next=_in_pieces(page, parts[0]) or _advice(page, [name for name, _ in (work if edit else parts[:1])]),
+        edit=edit,
+    )
+
+
+def _advice(page: PageFindings, names: Sequence[str]) -> str:
+    """What to do about the CPU's work of these names; what is to be done about several is said once, and of
+    several in one function of the user's for the first."""
+    given = page.given
+    every, loads = given.names["name"].drop_nulls().to_list(), bool(given.accounts.get(LOADING))
+    about: dict[str, dict[str, str]] = {}
+    for name in names:
+        said = _own_lines(spoken(name)) if name in given.loops else _cheaper(name, every, loads)
+        alike = about.setdefault(said.replace(spoken(name), NAMES_HERE), {})
+        alike.setdefault(_users_function(name) or name, spoken(name))
+    return " ".join(
+        (said if len(alike) == 1 else re.sub(r"\bit\b", "them", said)).replace(
+            NAMES_HERE, listed([*alike.values()])
+        )
+        for said, alike in about.items()
+    )
+
+
+def _own_lines(function: str) -> str:
+    """What to do about Python of a function that holds a training loop, between what it calls."""
+    return (
+        f"{function} holds the training loop, and this is Python of its own lines or of libraries that they "
+        "call. Move these lines into functions and record again: what takes long then has a name."
     )
 
 
@@ -175,11 +200,17 @@ def _changes_one_by_one(names: pl.Series) -> bool:
     return any(each is not None and not NO_LOOP.search(" ".join(each.groups())) for each in found)
 
 
-def _without(parts: Sequence[tuple[str, int]], whole: int | None) -> str:
+def _without(parts: Sequence[tuple[str, int]], whole: int | None, several: bool) -> str:
     """What to ask `lostflops whatif` for the account without these parts of it; "" where they are not most
-    of it, or one is no work that could be done elsewhere or less often."""
+    of it, or one is no work that could be done elsewhere or less often.
+
+    What is left is taken to be a share of each pause. On `several` ranks, which wait for the longest pause
+    of each step, that is told where little is left.
+    """
     taken = sum(ns for _, ns in parts)
     if not whole or taken <= MOSTLY * whole or not all(_can_go(name) for name, _ in parts):
+        return ""
+    if several and taken < NEARLY_ALL * whole:
         return ""
     return f"host:other-host-work={100 * max(0, whole - taken) / whole:.0f}%"
 
@@ -345,14 +376,14 @@ def between_operators(page: PageFindings) -> None:
         return
     whole = given.accounts.get(OTHER_HOST, 0)
     names = names_of(page, OTHER_HOST)
-    is_one = any(2 * ns >= whole and _is_work(name) for name, ns in names)
+    is_one = any(2 * ns >= whole and _is_work(name) and name not in given.loops for name, ns in names)
     is_one = is_one or mostly_in([part for part in names if _of_a_library(part[0])], whole) != ""
     if 2 * given.in_long_pauses >= whole * given.num_steps or is_one:
         return
     if not page.reaches(other.size, BETWEEN_FROM):
         page.drop(other)
         return
-    inside = mostly_in(names, whole)
+    inside = mostly_in([part for part in names if _users_function(part[0]) not in given.loops], whole)
     where = f", mostly in {without_place(spoken(inside))}" if inside else ""
     page.replace(
         other,

@@ -6,7 +6,7 @@ shapes; 3 the enclosing c10d operator; 4 the kernel's name; 5 a stream that only
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -34,6 +34,7 @@ ON_DEVICE = ("nccl:", "ucc:")
 ON_HOST = {"gloo:": "gloo", "mpi:": "MPI", "ucc:": "UCC"}
 # What gloo runs for a c10d operator, where it is not the operation of the same name.
 GLOO_RUNS = {"reduce-scatter": "all-reduce"}
+THREADS = 2  # of each group of gloo, on one network
 PARAMETERS = {
     "collective": pl.String,
     "in_elements": pl.Int64,
@@ -456,15 +457,14 @@ def _on_host(given: Communication) -> pl.DataFrame:
     rows = done.join(pairs, on=["_runs", "_nth"], how="left", maintain_order="left")
     # A pair in which the work began before it was asked for is no pair.
     good = pl.col("_called").is_not_null() & (pl.col("_called") <= pl.col("start"))
-    member = [g for g in given.groups if len(g["ranks"]) > 1]
-    only = member[0] if len(member) == 1 else None
+    group, size = _groups_of(rows["thread"], given.groups if gloo else _larger(given.groups))
     return rows.with_columns(
         start=pl.when(good).then("_called").otherwise("start"),
         arrival=pl.when(good).then("_called").otherwise("start"),
         kind=pl.when(good).then("_kind").otherwise("kind"),
         library=pl.col("name").cast(pl.String).str.extract(r"^(\w+:)").replace_strict(ON_HOST, default=None),
-        group=pl.lit(None if only is None else f"{only['name']} {only['ranks']}", dtype=pl.String),
-        group_size=pl.lit(None if only is None else len(only["ranks"]), dtype=pl.Int64),
+        group=group,
+        group_size=size,
         peer=pl.when(good).then("_peer"),
         bytes_in=pl.when(good).then(pl.coalesce("_in", "bytes_in")).otherwise("bytes_in"),
         bytes_out=pl.when(good).then("_out"),
@@ -474,6 +474,31 @@ def _on_host(given: Communication) -> pl.DataFrame:
         stream="thread",
         device=pl.lit(None, dtype=pl.Int64),
     )  # fmt: skip
+
+
+def _larger(groups: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    return [group for group in groups if len(group["ranks"]) > 1]
+
+
+def _groups_of(threads: pl.Series, groups: Sequence[Mapping[str, Any]]) -> tuple[pl.Series, pl.Series]:
+    """Group and size of the operations on these threads; null where several could be theirs.
+
+    Each group of gloo works on threads of its own, made with the group: once all of them work, they are the
+    groups' in order. A group of one rank has little to do and may do nothing.
+    """
+    every = threads.unique().sort()
+    larger = _larger(groups)
+    told: list[Mapping[str, Any] | None] = [None] * len(every)
+    if len(larger) == 1 and (len(groups) == 1 or len(every) <= THREADS):
+        told = [larger[0]] * len(every)
+    elif len(every) == THREADS * len(groups):
+        told = [groups[place // THREADS] for place in range(len(every))]
+    names = [None if group is None else f"{group['name']} {group['ranks']}" for group in told]
+    sizes = [None if group is None else len(group["ranks"]) for group in told]
+    return (
+        threads.replace_strict(every, pl.Series(names, dtype=pl.String), return_dtype=pl.String),
+        threads.replace_strict(every, pl.Series(sizes, dtype=pl.Int64), return_dtype=pl.Int64),
+    )
 
 
 def _calls(given: Communication, runs: Mapping[str, str]) -> pl.DataFrame | None:

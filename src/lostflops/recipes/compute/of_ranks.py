@@ -14,7 +14,7 @@ WORK = pl.Schema(
     {"rank": pl.Int32, "family": pl.String, "kernel": pl.String, "calls": pl.Int64, "time": pl.Int64}
 )
 PACES = pl.Schema({**WORK, "slow": pl.Boolean})
-ASKED = pl.Schema({"rank": pl.Int32, "flops": pl.Float64})
+ASKED = pl.Schema({"rank": pl.Int32, "flops": pl.Float64, "beyond": pl.Float64})
 SIZED = "|"  # between a kernel's name and its size
 
 
@@ -62,14 +62,18 @@ def paces_of(trace: Trace, ledger: pl.DataFrame) -> pl.DataFrame:
 
 
 def asked_flops(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
-    """FLOPs that operators ask for which the host began in the steps that count; of ranks with all shapes."""
+    """FLOPs that operators ask for which the host began in the steps that count; of ranks with all shapes.
+
+    `beyond` is by what share they ask for more than those of the rank that asks for least, in the step in
+    which that is most.
+    """
     steps, operators = trace.table("steps"), trace.table("operators")
     if steps is None or operators is None:
         return ASKED.to_frame()
     rows = operators.select("rank", "start", pl.col("name", "shapes", "dtypes").cast(pl.String))
     kinds = (
         in_host_steps(rows.filter(pl.col("name").is_in([*FLOPS])), host_steps(steps, counted.lazy()))
-        .group_by("rank", "name", "shapes", "dtypes")
+        .group_by("rank", "step", "name", "shapes", "dtypes")
         .agg(calls=pl.len())
         .collect()
     )
@@ -77,8 +81,11 @@ def asked_flops(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
     asked = kinds.with_columns(each=pl.Series(each, dtype=pl.Float64))
     return (
         asked.filter(pl.col("each").is_not_null().all().over("rank"))
-        .group_by("rank")
+        .group_by("rank", "step")
         .agg(flops=(pl.col("each") * pl.col("calls")).sum())
+        .with_columns(beyond=pl.col("flops") / pl.col("flops").min().over("step") - 1)
+        .group_by("rank")
+        .agg(pl.col("flops").sum(), pl.col("beyond").max())
         .select(pl.col(c).cast(t) for c, t in ASKED.items())
     )
 

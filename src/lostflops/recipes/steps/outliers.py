@@ -221,7 +221,10 @@ def _mostly(row: Mapping[str, Any]) -> str:
     """What made the step longer."""
     if _had_no_core(row):
         return f"its training thread waited {milliseconds(row['core_wait'])} for a processor core"
-    return f"most of it is {ACCOUNTS[row['account']].label}"
+    label = ACCOUNTS[row["account"]].label
+    if 2 * row["more"] >= row["longer"]:
+        return f"most of it is {label}"
+    return f"{milliseconds(row['more'])} of it is {label}, and the rest less of each"
 
 
 def _had_no_core(row: Mapping[str, Any]) -> bool:
