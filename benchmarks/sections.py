@@ -27,7 +27,7 @@ MOST_TIMES_GZIP = 4
 LEAST_TIMES_PEER = 20
 BASE = 300_000_000  # bytes of memory that do not grow with the trace
 MOST_PER_EVENT = 120  # bytes
-MOST_COLD, MOST_AGAIN, MOST_HELP = 10.0, 1.0, 0.2  # seconds
+MOST_COLD, MOST_AGAIN, MOST_HELP = 4.0, 0.5, 0.2  # seconds
 MOST_LOG, MOST_WINDOW, MOST_START = 0.01, 0.15, 0.5  # shares of a step, seconds
 
 LEAST_SCRUBBED = 20  # MB/s

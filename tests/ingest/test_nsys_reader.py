@@ -15,7 +15,7 @@ import msgspec
 import polars as pl
 import pytest
 
-from lostflops import intervals
+from lostflops import ingest, intervals
 from lostflops.errors import ExportFailed, LostflopsError, NotATrace, NsysNotFound, Truncated, UnknownSchema
 from lostflops.ingest import job
 from lostflops.ingest.nsys import reader as nsys
@@ -274,7 +274,7 @@ def test_parquet_and_arrow_directories_give_what_sqlite_gives(
     (expected,) = made(tables)
     name = "report_pqtdir" if form is None else "report_arwdir"
     (part,) = nsys.read(folder(tmp_path / name, tables, arrow=form), tmp_path / "out")
-    assert nsys.recognises(tmp_path / name, b"")
+    assert ingest.nsys.recognises(tmp_path / name, b"")
     assert part.tables == expected.tables
     for each in part.tables:
         assert table(part, each).equals(table(expected, each), null_equal=True)
@@ -1377,10 +1377,10 @@ def test_without_nsys_the_error_says_the_command(tmp_path: Path, monkeypatch: py
 
 
 def test_what_is_recognised() -> None:
-    assert nsys.recognises(Path("a.sqlite"), b"")
-    assert nsys.recognises(Path("renamed"), b"SQLite format 3\x00more")
-    assert nsys.recognises(Path("a.nsys-rep"), b"whatever")
-    assert not nsys.recognises(Path("a.json"), b"{}")
+    assert ingest.nsys.recognises(Path("a.sqlite"), b"")
+    assert ingest.nsys.recognises(Path("renamed"), b"SQLite format 3\x00more")
+    assert ingest.nsys.recognises(Path("a.nsys-rep"), b"whatever")
+    assert not ingest.nsys.recognises(Path("a.json"), b"{}")
 
 
 def test_an_export_whose_gpu_work_has_no_length_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lostflops import ingest
 from lostflops.errors import NotATrace
 from lostflops.ingest import formats
 from lostflops.ingest.kineto import reader as kineto
@@ -30,7 +31,7 @@ from lostflops.ingest.kineto.columns import integers, number
 def test_what_a_trace_is_packed_with_is_said(tmp_path: Path, head: bytes, name: str, file: str) -> None:
     path = tmp_path / file
     path.write_bytes(head + bytes(64))
-    assert formats.reader_of(path) is kineto.READER
+    assert formats.reader_of(path) is ingest.kineto.READER
     with pytest.raises(NotATrace, match=f"packed with {name}"):
         kineto.read(path, tmp_path / "out")
 
@@ -43,7 +44,7 @@ def test_an_archive_of_traces_is_said_to_be_one(tmp_path: Path, file: str) -> No
     with tarfile.open(fileobj=packed, mode="w:gz" if file.endswith("gz") else "w") as archive:
         archive.addfile(tarfile.TarInfo("rank0.json"))
     (tmp_path / file).write_bytes(packed.getvalue())
-    assert formats.reader_of(tmp_path / file) is kineto.READER
+    assert formats.reader_of(tmp_path / file) is ingest.kineto.READER
     with pytest.raises(NotATrace, match="packed with tar"):
         kineto.read(tmp_path / file, tmp_path / "out")
 

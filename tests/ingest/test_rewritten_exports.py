@@ -9,6 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from lostflops import ingest
 from lostflops.errors import NotATrace
 from lostflops.ingest import formats
 from lostflops.ingest.nsys import reader as nsys
@@ -133,13 +134,13 @@ def test_a_table_may_lie_in_pieces(named: str, expected: object, tmp_path: Path)
 @pytest.mark.parametrize("name", ["renamed", "REPORT_PQTDIR", "report_pqtdir.old"])
 def test_an_export_is_one_whatever_its_folder_is_called(name: str, expected: object, tmp_path: Path) -> None:
     export = folder(tmp_path / name, TABLES)
-    assert nsys.looks_like(export)
-    assert formats.reader_of(export) is nsys.READER
+    assert ingest.nsys.looks_like(export)
+    assert formats.reader_of(export) is ingest.nsys.READER
     assert answers(nsys.read(export, tmp_path / "out")) == expected
 
 
 def test_a_folder_of_other_tables_is_no_export(tmp_path: Path) -> None:
     pl.DataFrame({"id": [1]}).write_parquet(tmp_path / "users.parquet")
-    assert not nsys.looks_like(tmp_path)
+    assert not ingest.nsys.looks_like(tmp_path)
     with pytest.raises(NotATrace):
         formats.reader_of(tmp_path)

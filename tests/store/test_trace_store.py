@@ -123,14 +123,14 @@ def test_an_import_that_fails_leaves_nothing_and_the_next_one_does_it(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = traced(tmp_path / "trace.json")
-    whole = job.assemble
+    whole = assembly.assemble
 
     def fails(*given: Any) -> None:
         whole(*given)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(job, "assemble", fails)
+        patch.setattr(assembly, "assemble", fails)
         with pytest.raises(KeyboardInterrupt):
             job.open(file)
     assert list(store.iterdir()) == []
@@ -139,13 +139,13 @@ def test_an_import_that_fails_leaves_nothing_and_the_next_one_does_it(
 
 KILLED = """
 import os, signal, sys
-from lostflops.ingest import job
+from lostflops.ingest import assembly, job
 from lostflops.store import parts
 write = parts.write_parts
 def killed(*given, **more):
     write(*given, **more)
     os.kill(os.getpid(), signal.SIGKILL)
-job.assemble.__globals__["write_parts"] = killed
+assembly.write_parts = killed
 job.open(sys.argv[1])
 """
 

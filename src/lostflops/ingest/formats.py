@@ -96,10 +96,14 @@ def declared() -> tuple[Reader | Beside, ...]:
     """All formats: ours, by the names of their folders, then those that installed packages offer."""
     found: list[Reader | Beside] = []
     for place in sorted(module.name for module in pkgutil.iter_modules(ingest.__path__) if module.ispkg):
-        inside = import_module(f"{ingest.__name__}.{place}").__path__
-        if any(module.name == "reader" for module in pkgutil.iter_modules(inside)):
-            said = vars(import_module(f"{ingest.__name__}.{place}.reader"))
-            found += [said[name] for name in ("READER", "BESIDE") if name in said]
+        known = import_module(f"{ingest.__name__}.{place}")
+        # Where reading takes many modules, the package itself says what its files look like: loading those
+        # takes longer than to answer from a run that was stored.
+        if "READER" not in vars(known) and any(
+            m.name == "reader" for m in pkgutil.iter_modules(known.__path__)
+        ):
+            known = import_module(f"{known.__name__}.reader")
+        found += [vars(known)[name] for name in ("READER", "BESIDE") if name in vars(known)]
     for point in entry_points(group="lostflops.formats"):
         made = point.load()
         if isinstance(made, (Reader, Beside)) and made.name not in {known.name for known in found}:

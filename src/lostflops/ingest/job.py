@@ -27,7 +27,6 @@ from lostflops.errors import (
     shown,
 )
 from lostflops.ingest import formats
-from lostflops.ingest.assembly import assemble
 from lostflops.ingest.part import holding
 from lostflops.ingest.sources import ReadAll, read_all
 from lostflops.ingest.step_log import attempts
@@ -75,6 +74,9 @@ def open(  # noqa: A001 - the public name
             raise
         except LostflopsError:
             _discard(stored)
+    # Loading it takes longer than to open what was stored.
+    from lostflops.ingest import assembly
+
     with _named_store(output), holding(), writing(stored, replace=output is not None) as folder:
         optional = {source for source in readers if source not in given}
         outcomes = (read_with or read_all)(
@@ -101,7 +103,9 @@ def open(  # noqa: A001 - the public name
         notes = [Quality(None, "file left out", 1, error.message, "warning") for error in refused]
         notes += [Quality(None, "earlier attempt left out", 1, text) for text in earlier]
         notes += [note for found in told.values() for note in found.notes]
-        assemble(read, notes, folder, {k: t for found in told.values() for k, t in found.tables.items()})
+        assembly.assemble(
+            read, notes, folder, {k: t for found in told.values() for k, t in found.tables.items()}
+        )
         shutil.rmtree(folder / "parts", ignore_errors=True)
         if output is not None:
             _with_all_ranks(Trace.open(folder, just_written=True), allow_missing_ranks)

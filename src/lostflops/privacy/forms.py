@@ -13,8 +13,7 @@ from pathlib import Path
 from lostflops import run_folder
 from lostflops.errors import Unreadable, shown
 from lostflops.ingest.formats import HEAD, readers
-from lostflops.ingest.nsys.folder import ARROW, PARQUET, table_of
-from lostflops.ingest.nsys.sqlite import MAGIC
+from lostflops.ingest.nsys.folder import ARROW, PARQUET, SQLITE, table_of
 from lostflops.ingest.private import NO_SETTINGS, Private, Settings, Storage
 
 TEXTS = (
@@ -105,7 +104,7 @@ def _head(path: Path) -> bytes:
 def _by_looks(path: Path, head: bytes) -> Storage | None:
     if path.is_dir():
         return None
-    if head.startswith(MAGIC):
+    if head.startswith(SQLITE):
         return "database"
     if path.suffix in PARQUET + ARROW:
         return "columns"

@@ -1,6 +1,7 @@
 """What recipes said of a stored run, kept beside its tables, so that asking again reads instead of computing.
 
     RUN/answers/<recipe>-<key>
+    RUN/answers/first_page-<key>     the page as it was printed
 
 The key tells the run, the slice of it, the recipe's options and which lostflops asks: an answer under it is
 what computing would give. A file begins with a digest of its name and of what follows, so one that was
@@ -41,30 +42,44 @@ class Answers:
 
     def read(self, recipe: str, options: Mapping[str, Any]) -> pl.DataFrame | None:
         """What was kept, or None. A file that is damaged counts as none."""
-        file = self._file(recipe, options)
-        try:
-            kept = memoryview(file.read_bytes())
-            content = kept[DIGEST:]
-            return (
-                pl.read_ipc_stream(io.BytesIO(content))
-                if bytes(kept[:DIGEST]) == _digest(file, content)
-                else None
-            )
-        except (OSError, PolarsError):
-            return None
+        content = self._read(self._file(recipe, options))
+        with suppress(PolarsError):
+            return None if content is None else pl.read_ipc_stream(io.BytesIO(content))
+        return None
 
     def keep(self, recipe: str, options: Mapping[str, Any], table: pl.DataFrame) -> None:
         """Keep a table if that is possible. Readers meet it whole or not at all."""
-        file = self._file(recipe, options)
-        written = file.with_name(f".{uuid4().hex}")
         content = io.BytesIO()
         table.write_ipc_stream(content, compression="lz4")
+        self._keep(self._file(recipe, options), content.getbuffer())
+
+    def read_text(self, name: str, asked: Mapping[str, Any]) -> str | None:
+        """A text that was kept, or None. A file that is damaged counts as none."""
+        content = self._read(self._file(name, asked))
+        with suppress(UnicodeDecodeError):
+            return None if content is None else bytes(content).decode()
+        return None
+
+    def keep_text(self, name: str, asked: Mapping[str, Any], text: str) -> None:
+        """Keep a text that `asked` tells from all others of its name, if that is possible."""
+        self._keep(self._file(name, asked), memoryview(text.encode()))
+
+    def _read(self, file: Path) -> memoryview | None:
+        try:
+            kept = memoryview(file.read_bytes())
+        except OSError:
+            return None
+        content = kept[DIGEST:]
+        return content if bytes(kept[:DIGEST]) == _digest(file, content) else None
+
+    def _keep(self, file: Path, content: memoryview) -> None:
+        written = file.with_name(f".{uuid4().hex}")
         with suppress(OSError):
             self._folder.mkdir(exist_ok=True)
             try:
                 with written.open("wb") as kept:
-                    kept.write(_digest(file, content.getbuffer()))
-                    kept.write(content.getbuffer())
+                    kept.write(_digest(file, content))
+                    kept.write(content)
                 written.replace(file)
             except BaseException:
                 written.unlink(missing_ok=True)

@@ -8,43 +8,23 @@ names, users, paths and addresses that a trace may carry are never decoded or st
 from __future__ import annotations
 
 import gc
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from lostflops import run_folder
 from lostflops.errors import Damaged, NotATrace, NothingRecorded, Truncated
 from lostflops.ingest import freed_memory
-from lostflops.ingest.formats import Reader, Reading
 from lostflops.ingest.kineto.assembly import Assembly
 from lostflops.ingest.kineto.columns import EventColumns
 from lostflops.ingest.kineto.events import Decoder, Event
 from lostflops.ingest.kineto.other_forms.halves import Halves, HalvesError
-from lostflops.ingest.kineto.packed import packing
 from lostflops.ingest.kineto.parallel import FailedError, PlainPool, Pool
 from lostflops.ingest.kineto.stream import EventStream
 from lostflops.ingest.part import Part
-from lostflops.ingest.private import Private
 from lostflops.ingest.times.microseconds import CoarseTimesError
 
 # Starting processes pays from about this many bytes of JSON on.
 WORTH_PROCESSES = 96 << 20
-
-
-def looks_like(path: Path) -> bool:
-    """Whether a name found in a folder may be that of a Kineto trace."""
-    named = path.name.lower().endswith((".json", ".json.gz")) and path.name != run_folder.TRUTH
-    return named and not path.is_dir()
-
-
-def recognises(path: Path, head: bytes) -> bool:
-    """Whether a file may be a Kineto trace, from its name and first bytes."""
-    name = path.name.lower()
-    named = name.endswith((".json", ".json.gz", ".json.tmp", ".json.gz.tmp"))
-    named = named or (".json." in name and packing(head) is not None)  # reading says with what
-    begins = head[:2] == b"\x1f\x8b" or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
-    return (named or begins) and not path.is_dir()
 
 
 def read(
@@ -143,28 +123,3 @@ def _read_in_parallel(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return None if decoder.skipped or decoder.repaired else stream
-
-
-def _asked(asked: Reading) -> list[Part]:
-    return read(
-        asked.path,
-        asked.folder,
-        salvage=asked.salvage,
-        processes=asked.processes,
-        progress=asked.progress,
-    )
-
-
-READER = Reader(
-    "kineto",
-    "PyTorch profiler traces (*.json, *.json.gz)",
-    looks_like,
-    recognises,
-    _asked,
-    asked_late=2,  # it claims whatever is JSON, or is called so
-    private=Private(
-        stored={".gz": "text"},
-        # As `tensorboard_trace_handler` names a trace: host, process, time.
-        names_machine=re.compile(r"([\w.-]+)_\d{3,8}\.(?:\d+\.)?pt\.trace\.json"),
-    ),
-)

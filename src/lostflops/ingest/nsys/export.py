@@ -20,8 +20,8 @@ import polars as pl
 from lostflops import run_folder
 from lostflops.errors import NotATrace, UnknownSchema
 from lostflops.ingest.nsys import report
-from lostflops.ingest.nsys.folder import TableFolder, is_export
-from lostflops.ingest.nsys.sqlite import MAGIC, SqliteFile
+from lostflops.ingest.nsys.folder import TableFolder
+from lostflops.ingest.nsys.sqlite import SqliteFile
 
 KNOWN_MAJOR = "3"
 
@@ -292,13 +292,6 @@ def opened(path: Path, scratch: Path) -> Generator[Export]:
         yield Export(path, source)
     finally:
         source.close()
-
-
-def recognises(path: Path, head: bytes) -> bool:
-    """Whether `path` looks like something of Nsight Systems; `head` is how the file begins."""
-    if path.is_dir():
-        return is_export(path)
-    return head.startswith(MAGIC) or path.name.endswith((".sqlite", *report.SUFFIXES))
 
 
 def _schema_version(path: Path, source: TableSource, stated: dict[str, list[str]]) -> str | None:

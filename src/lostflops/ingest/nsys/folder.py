@@ -16,6 +16,7 @@ from lostflops.errors import NotATrace, Unreadable
 from lostflops.ingest.times.broken_times import LONGEST_DURATION
 
 FOLDERS = ("_pqtdir", "_arwdir")
+SQLITE = b"SQLite format 3\0"  # how the other exports begin
 PARQUET = (".parquet", ".pqt")
 ARROW = (".arrow", ".arrows", ".ipc", ".feather")
 # What Polars says of a damaged file. A panic is no Exception.

@@ -8,7 +8,7 @@ Tables are read one after the other, each for one process at a time.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,19 +18,16 @@ from lostflops import run_folder
 from lostflops.errors import NotATrace
 from lostflops.ingest import processes
 from lostflops.ingest.attribution import OperatorTree, apart, attribute, main_thread
-from lostflops.ingest.formats import Reader, Reading
 from lostflops.ingest.groups.members import COMMUNICATOR
 from lostflops.ingest.kineto.phases import phases
 from lostflops.ingest.nsys import cuda, nccl
 from lostflops.ingest.nsys import host as nsys_host
-from lostflops.ingest.nsys.export import Export, opened, recognises
-from lostflops.ingest.nsys.folder import is_export
+from lostflops.ingest.nsys.export import Export, opened
 from lostflops.ingest.nsys.host_side.files import file_accesses
 from lostflops.ingest.nsys.host_side.libraries import library_calls
 from lostflops.ingest.nsys.host_side.threads import samples, thread_states
 from lostflops.ingest.nsys.network import network_metrics
 from lostflops.ingest.nsys.nvtx import Nvtx, nvtx
-from lostflops.ingest.nsys.private import PRIVATE
 from lostflops.ingest.nsys.rows import fitting, near
 from lostflops.ingest.nsys.target import Devices, NsysRecording, TargetGpu, mpi_ranks, recording
 from lostflops.ingest.one_of_several import OnGpu, of_device, ranks
@@ -39,8 +36,6 @@ from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.naming.classification import kernel_facts
 from lostflops.store.trace import ONE_PER_DEVICE, Quality
 from lostflops.tables import FAMILY, NAME, TABLES
-
-__all__ = ["read", "recognises"]
 
 # A device that a process merely touches is no rank of its own, nor is a process that merely touches a device:
 # these are shares of the process's time on devices, and of the busiest process's.
@@ -519,32 +514,3 @@ def _forget_repeated_ranks(parts: list[Part]) -> None:
     if repeated:
         for part in parts:
             part.rank, part.rank_source, part.world_size = None, "device order", None
-
-
-def looks_like(path: Path) -> bool:
-    """Whether what was found in a folder may be an export or a report."""
-    return is_export(path) or path.name.lower().endswith((".sqlite", ".nsys-rep", ".arrows"))
-
-
-def without_doubles(paths: Iterable[Path]) -> Iterable[Path]:
-    """The files without the reports whose export lies beside them."""
-    found = list(paths)
-    exported = {path.with_suffix("") for path in found if path.suffix == ".sqlite"}
-    return [p for p in found if not (p.suffix == ".nsys-rep" and p.with_suffix("") in exported)]
-
-
-def _asked(asked: Reading) -> list[Part]:
-    return read(asked.path, asked.folder, asked.progress)
-
-
-READER = Reader(
-    "nsys",
-    "Nsight Systems exports (*.sqlite, *_pqtdir, *_arwdir) and reports (*.nsys-rep)",
-    looks_like,
-    recognises,
-    _asked,
-    asked_late=1,  # it claims whatever is SQLite
-    own_clock="the start of the Nsight Systems session",
-    without_doubles=without_doubles,
-    private=PRIVATE,
-)

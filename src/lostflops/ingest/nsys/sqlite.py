@@ -14,10 +14,9 @@ import polars as pl
 from adbc_driver_manager import AdbcConnection, AdbcStatement
 
 from lostflops.errors import NotATrace, Truncated, Unreadable, shown
-from lostflops.ingest.nsys.folder import EXACT
+from lostflops.ingest.nsys.folder import EXACT, SQLITE
 from lostflops.ingest.times.broken_times import LONGEST_DURATION
 
-MAGIC = b"SQLite format 3\x00"
 EXPORT_AGAIN = "export the report again: `nsys export --type sqlite --force-overwrite true …`."
 BATCH_ROWS = 65536
 # A row takes at least a header, a value and its place on the page. Pages that lead to each other can hold
@@ -206,7 +205,7 @@ def _check_whole(path: Path) -> None:
         raise Unreadable(path, error) from error
     if not head:
         raise NotATrace(path, "it is empty.", EXPORT_AGAIN)
-    if head[:16] != MAGIC or len(head) < 100:
+    if head[:16] != SQLITE or len(head) < 100:
         raise NotATrace(path, "it is not a SQLite database.")
     # Header fields: page size at 16; change counter at 24, number of pages at 28, valid where 92 equals 24.
     page = struct.unpack_from(">H", head, 16)[0]

@@ -18,15 +18,14 @@ import polars as pl
 
 from lostflops.errors import Damaged, NotATrace, NothingRecorded, Truncated, Unreadable
 from lostflops.ingest.attribution import OperatorTree, attribute
-from lostflops.ingest.formats import Reader, Reading
+from lostflops.ingest.formats import Reading
 from lostflops.ingest.host_compute import host_kernels
 from lostflops.ingest.part import Part, write_tables
+from lostflops.ingest.perfetto.begins import GZIP
 from lostflops.ingest.perfetto.slices import RankEvents, decoded, first_note
-from lostflops.ingest.perfetto.wire import PACKET, WireError
+from lostflops.ingest.perfetto.wire import WireError
 from lostflops.tables import TABLES
 
-ENDINGS = (".pftrace", ".perfetto-trace")
-GZIP = b"\x1f\x8b"
 # Which rows the slices of a category are. Those of other categories are drawn of what these say.
 ROWS = {
     "step": "steps",
@@ -49,16 +48,6 @@ CALLED = {
 COPY_BLOCK = 1 << 20
 HINT = "export the run again."
 ABSENT = {"allocations": "a Perfetto trace draws memory as a curve, without single allocations"}
-
-
-def looks_like(path: Path) -> bool:
-    """Whether a name found in a folder may be that of a Perfetto trace."""
-    return path.name.lower().removesuffix(".gz").endswith(ENDINGS) and not path.is_dir()
-
-
-def recognises(path: Path, head: bytes) -> bool:
-    """Whether a file may be a Perfetto trace, from its name and first bytes."""
-    return looks_like(path) and (head[:1] == bytes([PACKET]) or head[:2] == GZIP)
 
 
 def read(reading: Reading) -> list[Part]:
@@ -237,13 +226,3 @@ def _whole(value: Any) -> int:
 
 def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
-
-
-READER = Reader(
-    "perfetto",
-    "Perfetto traces of `lostflops export` (.pftrace)",
-    looks_like,
-    recognises,
-    read,
-    own_clock="the exported run began",
-)

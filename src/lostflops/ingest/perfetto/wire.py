@@ -11,13 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lostflops.ingest.perfetto.begins import PACKET
+
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Values = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-PACKET = 0x0A  # how each packet of a trace begins
 LONGEST = 10  # bytes of a number
 # What decoding may touch behind the last byte.
 PADDING = 16

@@ -45,14 +45,16 @@ def run(given: Namespace) -> None:
     notebooks.check(given)
     written = {name: Path(target) for name, target in asked.items() if not _is_printed(name, target)}
     files.check_apart(written)
-    from rich.console import Console
-
-    from lostflops.capture.record import new_run
-    from lostflops.report import terminal
-    from lostflops.report.first_page import page
+    from lostflops.cli.output.kept import PrintedPage
 
     with waiting() as tell, traces.workers(given, tell) as workers:
         trace = traces.opened(given, tell, workers=workers)
+        terminal_page = PrintedPage(trace, given)
+        if not asked and (text := terminal_page.read()) is not None:
+            sys.stdout.write(text)
+            return
+        from lostflops.report.first_page import page
+
         session = traces.session(trace, workers)
         with trace.reading():
             found = page.page(trace, session, None if workers else _asking(tell))
@@ -64,8 +66,14 @@ def run(given: Namespace) -> None:
         for name in sorted(printed):
             sys.stdout.buffer.write(printable_json(pages.named(name).content(found, given)))
         return
+    from rich.console import Console
+
+    from lostflops.capture.record import new_run
+    from lostflops.report import terminal
+
     typed = traces.again(given.paths, given, trace.steps)
-    terminal.show(found, Console(), typed, given.all, new_run.command(given.paths))
+    with terminal_page.keeping() as stream:
+        terminal.show(found, Console(file=stream), typed, given.all, new_run.command(given.paths))
 
 
 def _is_printed(name: str, target: str) -> bool:
