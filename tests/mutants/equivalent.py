@@ -100,7 +100,10 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
         ('calls.filter(pl.col("name").is_in(long[', "-> calls"): "the join below leaves no other name",
     },
     "lostflops.recipes.accounting": {
-        ("lasting = np.flatnonzero(end > start)", "end >= start"): "pieces without time are left out at the end",
+        (
+            "lasting = np.flatnonzero(end > start)",
+            "end >= start",
+        ): "pieces without time are left out at the end",
         ("LAST = 2**63 - 1", "63 -> 62"): "no instant is as late",
         ("lanes = here.select(", ".unique() ->"): "a semi join asks only whether it is there",
         ("names = calls[", ".unique() ->"): "a name that comes twice says nothing more",

@@ -22,7 +22,7 @@ from lostflops.causes.waited_for import dearer
 from lostflops.finding import Finding, milliseconds, percent
 
 from .advice import beyond_others, evener, for_one
-from .several import EXPLAINED, MOST_ADVISED, NEARLY_ALL, told_together, uneven, waiting_for
+from .several import EXPLAINED, MOST_ADVISED, NEARLY_ALL, bound_of, told_together, uneven, waiting_for
 
 EVENER = (
     "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
@@ -60,7 +60,7 @@ def in_turn(
     if same is not None:
         fact = f"{who} because of it: ranks wait {milliseconds(waited)} per step for each other"
         told = replace(same, evidence=(fact, *same.evidence))
-        page.replace(same, dearer(page, told, waited, waits.ns_per_step if waits else 0))
+        page.replace(same, dearer(page, told, waited, bound_of(waits)))
         return waited
     said = label(found.account)
     mostly = said if found.share >= MAIN_SHARE else "no one account"
