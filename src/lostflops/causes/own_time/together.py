@@ -32,7 +32,10 @@ class LateTogether:
 
 
 def late_together(given: Given) -> LateTogether | None:
-    """The ranks, half of all at most, that have more time of their own than every other, step by step."""
+    """The ranks, half of all at most, that have more time of their own than every other, step by step.
+
+    None where there are none, or where one of them has more of no account than the others.
+    """
     own = own_by_step(given).pivot("rank", index="step").drop_nulls()
     ranks = sorted((int(r) for r in own.columns if r != "step"), key=lambda r: -float(own[str(r)].sum()))
     if own.is_empty() or len(ranks) < 4:
@@ -92,7 +95,7 @@ def turns(given: Given) -> Turns | None:
         given.ledger.filter(~pl.col("account").is_in(NOT_OWN))
         .group_by("rank", "step", "account")
         .agg(pl.col("ns").sum())
-        .pivot("account", index=["rank", "step"], values="ns")
+        .pivot("account", index=["rank", "step"])
         .fill_null(0)
         .unpivot(index=["rank", "step"], variable_name="account", value_name="ns")
     )
