@@ -39,6 +39,7 @@ STEPS = (
         )
     ),
 )
+TOGETHER = "tests/causes/test_told_together.py"
 INTERVALS = ("tests/intervals/test_intervals.py", "tests/intervals/test_order.py")
 
 PROVING = ("data_loading", "checkpoint_logging", "compilation", "host_synchronisation", "memory_allocator")
@@ -86,14 +87,21 @@ CORE: dict[str, tuple[str, ...]] = {
             "tests/causes/test_lateness_in_turn.py",
             "tests/causes/test_late_bounds.py",
             "tests/causes/test_late_words.py",
+            TOGETHER,
             "tests/versions/test_untold_lateness.py",
         )
         for name in ("lateness", "one_rank.late", "own_time.spent", "own_time.together")
     },
     "lostflops.causes.between_ranks.several": (
-        "tests/causes/test_ranks_late_together.py",
-        "tests/causes/test_lateness.py",
-        "tests/causes/test_lateness_limits.py",
+        TOGETHER,
+        *(
+            f"tests/causes/test_ranks_late_together.py::test_{test}"
+            for test in (  # the others simulate whole jobs
+                "what_slow_cpus_cost_is_told_where_nobody_waits_for_them_in_the_open",
+                "no_more_is_told_where_a_replay_gains_no_more_than_is_waited",
+                "two_ranks_of_which_one_alone_gains_less_than_half_are_told_together",
+            )
+        ),
     ),
     "lostflops.recipes.compute.busiest_stream": (CONTRACT, "-k=busiest_stream"),
     "lostflops.optimize.activations.saved": (

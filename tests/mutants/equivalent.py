@@ -338,7 +338,6 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     "lostflops.causes.own_time.together": {
         ('ranks = tuple(spread["rank"].unique()', ".sort() ->"): "Polars has them in order, untold",
         ("mine, whole = longest.select(", "0 -> -1"): "a sum is one row",
-        ('.pivot("account", index=', "values='ns'"): "there is no other column",
     },
     **{
         f"lostflops.accounts.idle.{name}": {

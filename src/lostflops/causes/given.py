@@ -273,6 +273,14 @@ def has_stages(given: Given) -> bool:
     return table is not None and _in_pairs(table)
 
 
+def waited_in_pairs(given: Given) -> int:
+    """What is waited in sends and receives in a mean step of a mean rank, ns; 0 where nothing tells."""
+    table = given.table("communication_wait")
+    if table is None or "in_pairs" not in table.columns:
+        return 0
+    return int(table["in_pairs"].sum()) // max(1, given.num_steps)
+
+
 def _in_pairs(waits: pl.DataFrame) -> bool:
     return "in_pairs" in waits.columns and bool(waits["in_pairs"].sum())
 

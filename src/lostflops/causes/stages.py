@@ -9,7 +9,7 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds
 
-from .given import INTERLEAVED, ZERO_BUBBLE, Given, has_stages
+from .given import INTERLEAVED, ZERO_BUBBLE, Given, has_stages, waited_in_pairs
 from .lateness import in_words, replayed_even, stages
 from .longer_compute import mostly, slow_device, slower_compute
 from .names import BUBBLE, called, like_the_others, on_ranks
@@ -79,9 +79,9 @@ def join_stages(
     """
     given = page.given
     table = given.table("communication_wait")
-    if table is None or "in_pairs" not in table.columns or not has_stages(given):
+    if table is None or not has_stages(given):
         return 0
-    ns = max(0, int(table["in_pairs"].sum() or 0) // max(1, given.num_steps) - paused)
+    ns = max(0, waited_in_pairs(given) - paused)
     in_pairs = min(waited, ns)
     ns = min(waited, ns + of_stage)
     in_the_end = 0

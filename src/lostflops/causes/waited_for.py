@@ -10,7 +10,7 @@ import polars as pl
 from lostflops.finding import Finding, milliseconds
 from lostflops.intervals.matching import PAIR
 
-from .given import Given
+from .given import Given, waited_in_pairs
 from .host import OF_IDLE, waits_per_step
 from .page_findings import PER_STEP, PageFindings
 
@@ -109,17 +109,11 @@ def _in_every_turn(page: PageFindings, finding: Finding, every: int, pairs: int)
     is waited for does at the instant: that one may compute late because it paused before.
     """
     given = page.given
-    table, calls = given.table("communication_wait"), given.table("communication_summary")
-    if (
-        table is None
-        or calls is None
-        or "in_pairs" not in table.columns
-        or SYNCHRONISING not in finding.accounts
-    ):
+    calls, in_pairs = given.table("communication_summary"), waited_in_pairs(given)
+    if calls is None or not in_pairs or SYNCHRONISING not in finding.accounts:
         return every, pairs
-    in_pairs = int(table["in_pairs"].sum() or 0) // max(1, given.num_steps)
     paired = calls.filter(pl.col("kind").cast(pl.String).is_in(PAIR))["calls_per_step"].sum()
-    if not in_pairs or waits_per_step(given) < max(1.0, paired):
+    if waits_per_step(given) < max(1.0, paired):
         return every, pairs
     own = given.ledger.filter(~pl.col("account").is_in(NOT_OWN))
     pausing = pl.col("ns").filter(pl.col("account").is_in(finding.accounts)).sum()

@@ -23,7 +23,7 @@ from lostflops.causes.waited_for import WAITED_THERE, dearer
 from lostflops.finding import Finding, milliseconds, percent
 
 from .advice import beyond_others, evener, for_one
-from .several import EXPLAINED, MOST_ADVISED, NEARLY_ALL, told_together, uneven, waiting_for
+from .several import EXPLAINED, MOST_ADVISED, NEARLY_ALL, bound_of, told_together, uneven, waiting_for
 
 EVENER = (
     "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
@@ -65,7 +65,7 @@ def in_turn(
         fact = f"{who} because of it: ranks wait {milliseconds(waited + already)} per step for each other"
         rest = (told for told in same.evidence if not told.endswith(WAITED_THERE))
         told = replace(same, evidence=(fact, *rest))
-        page.replace(same, dearer(page, told, waited, waits.ns_per_step if waits else 0))
+        page.replace(same, dearer(page, told, waited, bound_of(waits)))
         return waited
     said = label(found.account)
     mostly = said if found.share >= MAIN_SHARE else "no one account"

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import polars as pl
 
-from lostflops.accounts import ACCOUNTS
 from lostflops.causes.gains import SURELY
-from lostflops.causes.given import Given, has_stages
+from lostflops.causes.given import Given, has_stages, waited_in_pairs
 from lostflops.causes.lateness import ALONE, in_words, replayed_even, stages
 from lostflops.causes.longer_compute import later_part, launches_as_many, slower_compute
 from lostflops.causes.names import like_the_others, listed
-from lostflops.causes.one_rank.advised import UNEVEN, key_of, remedy_of
+from lostflops.causes.one_rank.advised import advised
 from lostflops.causes.one_rank.late import Late, more_of
 from lostflops.causes.own_time.spent import like_others_at_most, shared_at_most
 from lostflops.causes.own_time.together import LateTogether, late_together
@@ -41,9 +40,11 @@ def is_one_of_many(late: Late, given: Given) -> bool:
         return False
     if not has_stages(given) and 2 * late.ns < group.more:
         return True
-    together = 0 if group.apart else given.gained(like_the_others(group.ranks))
+    if group.apart:
+        return False
     share = ALONE if has_stages(given) else 0.5
-    return given.gained(like_the_others([late.rank])) < share * together
+    alone, together = (given.gained(like_the_others(ranks)) for ranks in ([late.rank], group.ranks))
+    return alone < share * together
 
 
 def for_several(page: PageFindings, waited: int, waits: Finding | None) -> tuple[int, int]:
@@ -59,18 +60,17 @@ def for_several(page: PageFindings, waited: int, waits: Finding | None) -> tuple
         return 0, 0
     ranks, staged = len(given.steps), has_stages(given)
     beside = ranks - len(group.ranks)
-    if not staged and group.more * beside < EXPLAINED * waited * ranks:
+    for_them = 0 if staged else waited  # nobody knows for whom stages wait
+    if group.more * beside < EXPLAINED * for_them * ranks:
         return 0, 0
-    by_others = 0 if staged else _by_the_others(given, group, waited)
+    by_others = _by_the_others(given, group, for_them)
     gain = given.gained(like_the_others(group.ranks))
     if gain < SURELY * by_others or not page.reaches(gain - by_others, TOLD_FROM):
         return 0, 0
-    told_together(page, group, 0 if staged else waited, waits, gain)
+    told_together(page, group, for_them, waits, gain)
     theirs = gain * beside // ranks
     if staged:  # what is waited in sends and receives may be the schedule's
-        table = given.table("communication_wait")
-        in_pairs = 0 if table is None else int(table["in_pairs"].sum() or 0) // max(1, given.num_steps)
-        return min(waited, max(theirs, waited - in_pairs)), 0
+        return min(waited, max(theirs, waited - waited_in_pairs(given))), 0
     return waited, max(0, theirs - waited)
 
 
@@ -105,7 +105,7 @@ def told_together(
         )
         told = replace(same, evidence=(fact, *same.evidence))
         more = max(waited, longer * (ranks - len(group.ranks)) // ranks)
-        page.replace(same, dearer(page, told, more, waits.ns_per_step if waits else 0))
+        page.replace(same, dearer(page, told, more, bound_of(waits)))
         return
     alone = given.work.filter(~pl.col("rank").is_in(group.ranks[1:]))
     slower = None
@@ -115,12 +115,11 @@ def told_together(
             slower = later, False
         does = f"compute {milliseconds(group.main)} longer than the others"
     else:
-        account = ACCOUNTS[group.account]
-        does = f"have {milliseconds(group.main)} more {account.spent or account.label} than the others"
+        does = f"have {milliseconds(group.main)} more {more_of(group.account)} than the others"
     slow = bool(slower and slower[1])
-    remedy, key = remedy_of(page, group.account, slow), key_of(group.account, slow)
     evens = evener(page, group.ranks[0]) if slower and not slow and not has_stages(given) else None
-    told_to = evens or Advice(remedy, given.named(key), key == UNEVEN and group.account == "compute")
+    evened = group.account == "compute" and not slow and not given.on_host
+    told_to = evens or Advice(*advised(page, group.account, slow), evened)
     if group.account == LAUNCHING and launches_as_many(group.ranks[0], given):
         told_to = Advice(SLOW_HOSTS, ())
     claim = f"The others wait {page.share(others)} for {group.called}, which {does} in nearly every step."
@@ -163,8 +162,8 @@ def _by_the_others(given: Given, group: LateTogether, waited: int) -> int:
     """What a mean rank that is none of the late ones waits in a mean step, where all ranks wait `waited`."""
     beside = [rank for rank in given.steps if rank not in group.ranks]
     here = given.ledger.filter(pl.col("account") == "communication.wait", pl.col("rank").is_in(beside))
-    most = int(here["ns"].sum()) // max(1, sum(given.steps[rank] for rank in beside))
-    each = waited * len(given.steps) // max(1, len(beside))
+    most = int(here["ns"].sum()) // sum(given.steps[rank] for rank in beside)
+    each = waited * len(given.steps) // len(beside)
     return min(each, most) if most else each
 
 
@@ -207,6 +206,11 @@ def uneven(found: Finding, rank: int, why: str, given: Given) -> Finding:
     )
 
 
+def bound_of(waits: Finding | None) -> int:
+    """What a step gains at most where nobody waits, as far as a finding of waits as such tells, ns."""
+    return waits.ns_per_step if waits else 0
+
+
 def waiting_for(
     waited: int,
     waits: Finding | None,
@@ -223,7 +227,7 @@ def waiting_for(
         name=WAITS,
         claim=claim,
         gain="at most",
-        ns_per_step=max(waited, waits.ns_per_step if waits else 0, at_most),
+        ns_per_step=max(waited, bound_of(waits), at_most),
         cost_per_step=waited,
         evidence=(*evidence, *(waits.evidence[1:2] if waits else ())),
         next=remedy,

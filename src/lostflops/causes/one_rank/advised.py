@@ -11,20 +11,19 @@ UNEVEN = "uneven-work"  # what remedies know it by that ranks have unlike amount
 FINDING_OF = {name: account.loss.finding for name, account in ACCOUNTS.items() if account.loss}
 
 
-def remedy_of(page: PageFindings, cause: str, device_slow: bool, logged: bool = False) -> str:
-    """What to do on ranks that are late by an account."""
-    key = key_of(cause, device_slow, logged)
-    return page.given.advice(key, "Log less often." if logged else _advice(page, cause, device_slow))
-
-
-def advised(page: PageFindings, cause: str, device_slow: bool, logged: bool) -> tuple[str, tuple[str, ...]]:
-    """What to do on a rank that is late by an account, and the remedies; a CPU may have advice of its own."""
-    if own := page.given.own_remedy(cause):
+def advised(
+    page: PageFindings, cause: str, device_slow: bool, logged: bool = False
+) -> tuple[str, tuple[str, ...]]:
+    """What to do on ranks that are late by an account, and the remedies; a CPU may have advice of its own."""
+    given = page.given
+    if own := given.own_remedy(cause):
         return own, ()
-    return remedy_of(page, cause, device_slow, logged), page.given.named(key_of(cause, device_slow, logged))
+    key = _key_of(cause, device_slow, logged)
+    remedy = "Log less often." if logged else _advice(page, cause, device_slow)
+    return given.advice(key, remedy), given.named(key)
 
 
-def key_of(cause: str, device_slow: bool, logged: bool = False) -> str:
+def _key_of(cause: str, device_slow: bool, logged: bool) -> str:
     """The name that remedies know such lateness by."""
     if logged:
         return LOGGING.name

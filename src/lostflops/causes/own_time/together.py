@@ -32,8 +32,11 @@ class LateTogether:
 
 
 def late_together(given: Given) -> LateTogether | None:
-    """The ranks, half of all at most, that have more time of their own than every other, step by step."""
-    own = own_by_step(given).pivot("rank", index="step", values="own", sort_columns=True).drop_nulls()
+    """The ranks, half of all at most, that have more time of their own than every other, step by step.
+
+    None where there are none, or where one of them has more of no account than the others.
+    """
+    own = own_by_step(given).pivot("rank", index="step").drop_nulls()
     ranks = sorted((int(r) for r in own.columns if r != "step"), key=lambda r: -float(own[str(r)].sum()))
     if own.is_empty() or len(ranks) < 4:
         return None
@@ -60,6 +63,8 @@ def late_together(given: Given) -> LateTogether | None:
             beyond.setdefault(account, []).append(ns)
     account, most = max(beyond.items(), key=lambda part: (sum(part[1]), part[0]))
     own_most = tuple((rank, *max(parts.items(), key=lambda p: (p[1], p[0]))) for rank, parts in each.items())
+    if min(ns for _, _, ns in own_most) <= 0:
+        return None  # medians of accounts may add up to more than any other rank has
     apart = own_most if len({name for _, name, _ in own_most}) > 1 else ()
     return LateTogether(tuple(sorted(ranks[:many])), round(gap), account, sum(most) // many, apart)
 
@@ -90,7 +95,7 @@ def turns(given: Given) -> Turns | None:
         given.ledger.filter(~pl.col("account").is_in(NOT_OWN))
         .group_by("rank", "step", "account")
         .agg(pl.col("ns").sum())
-        .pivot("account", index=["rank", "step"], values="ns")
+        .pivot("account", index=["rank", "step"])
         .fill_null(0)
         .unpivot(index=["rank", "step"], variable_name="account", value_name="ns")
     )
