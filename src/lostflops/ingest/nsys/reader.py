@@ -24,7 +24,7 @@ from lostflops.ingest.kineto.phases import phases
 from lostflops.ingest.nsys import cuda, nccl
 from lostflops.ingest.nsys import host as nsys_host
 from lostflops.ingest.nsys.export import Export, opened, recognises
-from lostflops.ingest.nsys.folder import is_export
+from lostflops.ingest.nsys.folder import FOLDERS, is_export
 from lostflops.ingest.nsys.host_side.files import file_accesses
 from lostflops.ingest.nsys.host_side.libraries import library_calls
 from lostflops.ingest.nsys.host_side.threads import samples, thread_states
@@ -48,6 +48,8 @@ SECOND_DEVICE_SHARE, HELPER_SHARE = 0.05, 0.01
 # With more launches missing than this, what is said of launches is said of a sample.
 MANY_LOST = 0.05
 HOST_TABLES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "OSRT_API", "SYSCALL")
+# As nsys names the exports of a report that it is not told the name of, the one to read first.
+FORMS = (".sqlite", *FOLDERS, ".nsys-rep")
 RECORDED = re.compile(run_folder.A_REPORT)
 NO_PROCESS = -1  # for GPU work that names no process
 WHY_ABSENT = {
@@ -527,10 +529,16 @@ def looks_like(path: Path) -> bool:
 
 
 def without_doubles(paths: Iterable[Path]) -> Iterable[Path]:
-    """The files without the reports whose export lies beside them."""
+    """The files without the exports and reports that lie beside another export of the same report."""
     found = list(paths)
-    exported = {path.with_suffix("") for path in found if path.suffix == ".sqlite"}
-    return [p for p in found if not (p.suffix == ".nsys-rep" and p.with_suffix("") in exported)]
+    first: dict[Path, tuple[int, Path]] = {}
+    for path in found:
+        for place, suffix in enumerate(FORMS):
+            if path.name.endswith(suffix):
+                report = path.with_name(path.name.removesuffix(suffix))
+                first[report] = min(first.get(report, (place, path)), (place, path))
+    kept = {path for _, path in first.values()}
+    return [path for path in found if path in kept or not path.name.endswith(FORMS)]
 
 
 def _asked(asked: Reading) -> list[Part]:
