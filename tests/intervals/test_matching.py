@@ -375,6 +375,8 @@ def test_what_ranks_leave_too_far_apart_is_not_of_one_group_of_all(apart: int, t
     clocks = [{"rank": rank, "clock_error": 400 * us} for rank in range(4)]
     assert reasons(matched(rows, clocks)) == {told}
     assert reasons(matched(rows[: 8 * 4], clocks)) == {""}, "so few do not tell"
+    two = [{**one, "rank": one["rank"] // 2} for one in rows if one["rank"] % 2]
+    assert reasons(matched(two, clocks[:2])) == {""}, "two ranks can only meet each other"
     named = [{**one, "group": "0 [0, 1, 2, 3]"} for one in rows]
     assert reasons(matched(named, clocks)) == {""}
 

@@ -405,7 +405,8 @@ def _agreement(rows: _Rows, of: Int, lane: Int, place: Int, num: Int) -> _Agreem
 def _left_apart(rows: _Rows, of: Int, lane: Int, place: Int, num: Int) -> Bool:
     """Per lane, whether its ranks leave many of its synchronising collectives too far apart for one group.
 
-    Each is compared with the one before it, so that it does not matter how far clocks are apart and drift.
+    Two ranks are one group whatever they do. Each collective is compared with the one before it, so that it
+    does not matter how far clocks are apart and drift.
     """
     first, at = numbered(lane, place)
     places, of_lane, end = _Groups(at), lane[first], rows.end[of]
@@ -415,7 +416,7 @@ def _left_apart(rows: _Rows, of: Int, lane: Int, place: Int, num: Int) -> Bool:
     stay = places.least(end - rows.arrival[of])
     apart = places.most(since) - places.least(since) > np.maximum(LEFT_APART, OF_STAY * stay)
     many, all_timed = (np.bincount(of_lane[some], minlength=len(num)) for some in (timed & apart, timed))
-    return (all_timed >= OF_FEWEST) & (many >= IN_MANY * all_timed)
+    return (num > 2) & (all_timed >= OF_FEWEST) & (many >= IN_MANY * all_timed)
 
 
 def _agree(rows: _Rows, of: Int, groups: _Groups) -> Bool:
