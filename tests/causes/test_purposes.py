@@ -320,6 +320,21 @@ def test_reductions_in_the_first_part_of_a_step_may_be_of_layers_where_no_passes
     assert any("of gradients or of layers" in fact for fact in finding.evidence) != told
 
 
+def test_operations_of_no_known_group_are_told_apart_by_their_streams(tmp_path: Path) -> None:
+    """PyTorch gives each group one; those of layers made those of gradients tensor parallelism, too."""
+    tables = job("all-reduce", group=None)
+    for name in ("kernels", "collectives"):
+        tables[name] += [
+            {**row, "start": row["start"] - 20, "end": row["start"] - 10, "stream": 11, "correlation": 99 + n}
+            | ({"arrival": row["start"] - 20} if name == "collectives" else {"phase": "forward"})
+            for n, row in enumerate(tables[name])
+            if row.get("stream") == 9
+        ]
+    page = lostflops.why(made(tmp_path, tables))
+    (finding,) = (f for f in page.findings if f.name == "communication-exposed")
+    assert "all of it: all-reduces of gradients" in finding.evidence
+
+
 def test_tensor_parallelism_is_told_where_no_group_is_described(tmp_path: Path) -> None:
     """Nsight Systems names no groups, and no operator is around what a layer reduces in its forward pass."""
     assert_told_tensor_parallel("tp4-dp2", tmp_path)

@@ -84,6 +84,25 @@ def test_a_thread_that_waits_in_mpi_is_named_by_that_call(tmp_path: Path) -> Non
     assert first.next.startswith("Find which process comes last to `MPI_Barrier`: all others wait for it.")
 
 
+def test_a_thread_that_could_run_and_has_no_core_is_told_so(tmp_path: Path) -> None:
+    """Context switches are in Nsight's default recording; it was said to show no reason."""
+    path = export(tmp_path / "job.sqlite", "-")
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("CREATE TABLE ENUM_SAMPLING_THREAD_STATE (id INTEGER, name TEXT)")
+        file.execute("INSERT INTO ENUM_SAMPLING_THREAD_STATE VALUES (3, 'SAMPLING_THREAD_STATE_RUNNING')")
+        columns = "0 AS cpu, globalTid, 3 AS threadState, NULL AS threadBlock"
+        file.execute(
+            f"CREATE TABLE SCHED_EVENTS AS SELECT start, 0 AS isSchedIn, {columns} FROM OSRT_API "
+            f"UNION ALL SELECT end, 1, {columns} FROM OSRT_API"
+        )
+        file.execute("DROP TABLE OSRT_API")
+    (first, *_) = lostflops.why(path).findings
+    assert first.claim == (
+        "The GPU idles 3.00 ms per step (42.7 %) while the CPU waits for a free core: `runnable` (3.00 ms)."
+    )
+    assert first.next.startswith("Give this thread a core of its own")
+
+
 def test_without_that_call_only_call_stacks_would_tell(tmp_path: Path) -> None:
     (first, *_) = lostflops.why(export(tmp_path / "job.sqlite", None)).findings
     assert first.name == "idle-unexplained" and first.next.startswith("Record call stacks: ")

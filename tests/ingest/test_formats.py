@@ -153,6 +153,9 @@ def test_a_report_whose_export_lies_beside_it_is_left_out(tmp_path: Path) -> Non
     for name in ("a.nsys-rep", "a.sqlite", "b.nsys-rep"):
         (tmp_path / name).touch()
     assert [path.name for path in job.find([tmp_path])] == ["a.sqlite", "b.nsys-rep"]
+    for name in ("a_pqtdir", "b_arwdir", "c_pqtdir"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in job.find([tmp_path])] == ["a.sqlite", "b_arwdir", "c_pqtdir"]
 
 
 @pytest.mark.parametrize(("words", "kept"), [(["why", "--help"], True), (["record", "--help"], False)])

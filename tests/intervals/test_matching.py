@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from lostflops.intervals.matching import ONE_RANK, WORLD, matches
+from lostflops.intervals.matching import ONE_RANK, SEVERAL, WORLD, matches
 from lostflops.tables import COLLECTIVES, RANKS
 from lostflops.testing import example_table
 from synthetic_job import Job
@@ -358,6 +358,27 @@ def test_a_group_is_only_guessed_when_the_job_has_no_other() -> None:
     table = matched(rows)
     assert table["wait"].to_list() == [None, None, 3, 0, 7, 0]
     assert reasons(table[:2]) == {"its group is unknown and the job has several"}
+
+
+@pytest.mark.parametrize(("apart", "told"), [(50, SEVERAL), (12, "")])
+@pytest.mark.parametrize("drift", [0, 3])
+def test_what_ranks_leave_too_far_apart_is_not_of_one_group_of_all(apart: int, told: str, drift: int) -> None:
+    """Two pairs, as of tensor parallelism, whose steps vary: of an Nsight export that names no groups.
+
+    The second clock is 300 us ahead, and drifts; a group is left alike however far it is.
+    """
+    us, rows = 1000, []
+    for n in range(9):
+        for rank in range(4):
+            end = (200 * n + (apart if rank > 1 and n % 2 else 0) + (300 + drift * n if rank > 1 else 0)) * us
+            rows.append(row(rank, end - 60 * us, end))
+    clocks = [{"rank": rank, "clock_error": 400 * us} for rank in range(4)]
+    assert reasons(matched(rows, clocks)) == {told}
+    assert reasons(matched(rows[: 8 * 4], clocks)) == {""}, "so few do not tell"
+    two = [{**one, "rank": one["rank"] // 2} for one in rows if one["rank"] % 2]
+    assert reasons(matched(two, clocks[:2])) == {""}, "two ranks can only meet each other"
+    named = [{**one, "group": "0 [0, 1, 2, 3]"} for one in rows]
+    assert reasons(matched(named, clocks)) == {""}
 
 
 def test_groups_that_the_job_lists_keep_operations_without_a_group_apart() -> None:

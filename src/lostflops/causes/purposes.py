@@ -186,7 +186,7 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     """What each operation is for; null where nothing tells."""
     if in_one_process(trace):
         return pl.Series([REPLICAS] * rows.height, dtype=pl.String)
-    kind, group = pl.col("kind").cast(pl.String), pl.col("group").cast(pl.String)
+    kind, group = pl.col("kind").cast(pl.String), _group()
     described = _described(trace)
     known = rows.select(
         said=group.str.extract(r"^(\S+)").replace_strict(described, default=None, return_dtype=pl.String),
@@ -203,11 +203,7 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     share = (forward.sum() / moved.sum()).over("rank", "group").fill_nan(0).fill_null(0)
     tensor = (pl.col("reduces") | (pl.col("kind") == SHARDS)) & (share >= IN_FORWARD)
     # Without passes, what begins in a step's first part may be of layers; what comes later is of gradients.
-    early = (
-        pl.col("group").fill_null("").is_in(_early(trace, rows))
-        if not _tells_passes(trace)
-        else pl.lit(False)
-    )
+    early = pl.col("group").is_in(_early(trace, rows)) if not _tells_passes(trace) else pl.lit(False)
     untold = (pl.col("kind") == GRADIENTS) & early & pl.col("said").is_null()
     moves = pl.col("kind").is_in(BY_KIND_ALONE)
     of_layers = pl.col("said").is_in([TENSOR, CONTEXT])
@@ -226,6 +222,11 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     ).to_series()  # fmt: skip
 
 
+def _group() -> pl.Expr:
+    """The group, or where none is known the stream: PyTorch gives each group one of its own."""
+    return pl.coalesce(pl.col("group").cast(pl.String), pl.format("of stream {}", "stream"), pl.lit(""))
+
+
 def _tells_passes(trace: Trace) -> bool:
     """Whether anything recorded is known to be of the backward pass."""
     back = pl.col("phase").cast(pl.String) == "backward"
@@ -237,7 +238,7 @@ def _tells_passes(trace: Trace) -> bool:
 
 
 def _early(trace: Trace, rows: pl.DataFrame) -> list[str]:
-    """The groups that reduce in the first part of a usual step already, "" for what is of no known group.
+    """The groups that reduce in the first part of a usual step already, by `_group`.
 
     What is over soon, such as a count of tokens, is of neither gradients nor layers.
     """
@@ -248,8 +249,8 @@ def _early(trace: Trace, rows: pl.DataFrame) -> list[str]:
     reduces, took = pl.col("kind").cast(pl.String) == "all-reduce", pl.col("end") - pl.col("start")
     return (
         rows.filter(reduces)
-        .filter(took >= IN_FORWARD * took.max().over("group"))
-        .select("rank", "arrival", pl.col("group").cast(pl.String).fill_null(""))
+        .filter(took >= IN_FORWARD * took.max().over(_group()))
+        .select("rank", "arrival", group=_group())
         .sort("rank", "arrival")
         .join_asof(place, left_on="arrival", right_on="from_", by="rank", check_sortedness=False)
         .filter(pl.col("arrival") < pl.col("to"))

@@ -53,6 +53,11 @@ LISTED = re.compile(r"\[[0-9, ]*\]$")
 DIFFER = "the ranks' collectives differ in kind, bytes or order"
 NOBODY_ELSE = "no other rank recorded it"
 CONTRADICT = "the ranks' times contradict each other: one leaves before another has come"
+SEVERAL = "its group is unknown, and ranks leave its operations too far apart for one group of all ranks"
+# Ranks leave one collective within microseconds of each other. Where they leave operations of no known group
+# further apart than this, ns, and than this share of their time, in such a part of so many at least, groups
+# of some ranks ran them side by side.
+LEFT_APART, OF_STAY, IN_MANY, OF_FEWEST = 20_000, 0.25, 0.25, 8
 
 
 def matches(collectives: pl.LazyFrame, ranks: pl.LazyFrame, *, trust_clocks: bool = True) -> pl.DataFrame:
@@ -118,6 +123,7 @@ class _Rows:
     turn: Int
     size: Int
     assumed: Bool
+    of_all: Bool  # for want of a group
     reason: Int
 
     @classmethod
@@ -171,6 +177,7 @@ class _Rows:
             turn=_launched(given, lane, rank),
             size=size,
             assumed=assumed,
+            of_all=no_group & ~pair,
             reason=reason,
         )
 
@@ -309,6 +316,11 @@ def _by_place(rows: _Rows, of: Int, keys: Int, reasons: _Reasons, trust_clocks: 
         from_end = likely_back & (~likely | (back.inside > forward.inside))
     else:  # a shift by one place would look like a clock offset of one step
         from_start, from_end = forward.same & told & equal, np.zeros(len(num), np.bool_)
+    apart = np.zeros(len(num), np.bool_)
+    if trust_clocks and rows.of_all[of].any():
+        call = np.where(from_start[lane], place, count - place)
+        apart = lanes.every(rows.of_all[of]) & _left_apart(rows, of, lane, call, num)
+        from_start, from_end = from_start & ~apart, from_end & ~apart
     held = (from_start | from_end)[lane]
     since = np.where(from_start[lane], FROM_START, FROM_END)
     call, nothing = np.where(from_start[lane], place, count - place), np.zeros(len(of), np.int64)
@@ -317,6 +329,8 @@ def _by_place(rows: _Rows, of: Int, keys: Int, reasons: _Reasons, trust_clocks: 
     for at in np.flatnonzero(~(from_start | from_end)):
         if num[at] < 2:
             text = NOBODY_ELSE
+        elif apart[at]:
+            text = SEVERAL
         elif not told[at]:
             text = "what most of its group's operations do is unknown"
         elif equal[at]:
@@ -386,6 +400,23 @@ def _agreement(rows: _Rows, of: Int, lane: Int, place: Int, num: Int) -> _Agreem
         for some in (held & ~_agree(rows, of, places), held & kinds, timed & (overrun <= slack))
     )
     return _Agreement(differ == 0, told / np.maximum(all_held, 1), possible / np.maximum(all_timed, 1))
+
+
+def _left_apart(rows: _Rows, of: Int, lane: Int, place: Int, num: Int) -> Bool:
+    """Per lane, whether its ranks leave many of its synchronising collectives too far apart for one group.
+
+    Two ranks are one group whatever they do. Each collective is compared with the one before it, so that it
+    does not matter how far clocks are apart and drift.
+    """
+    first, at = numbered(lane, place)
+    places, of_lane, end = _Groups(at), lane[first], rows.end[of]
+    since = np.diff(end, prepend=0)
+    follows = ~changes_of(lane, rows.rank[of])
+    timed = (places.count() == num[of_lane]) & places.every(follows & rows.is_kind(SYNCHRONISING, of))
+    stay = places.least(end - rows.arrival[of])
+    apart = places.most(since) - places.least(since) > np.maximum(LEFT_APART, OF_STAY * stay)
+    many, all_timed = (np.bincount(of_lane[some], minlength=len(num)) for some in (timed & apart, timed))
+    return (num > 2) & (all_timed >= OF_FEWEST) & (many >= IN_MANY * all_timed)
 
 
 def _agree(rows: _Rows, of: Int, groups: _Groups) -> Bool:

@@ -6,6 +6,7 @@ import re
 
 SLEEPS, WAITS, FILES = "sleeps", "waits for another thread or process", "reads or writes files"
 PIPES = "reads or writes files, pipes or sockets"  # calls of the system that do not say which
+RUNNABLE, NO_CORE = "runnable", "waits for a free core"  # what Linux calls a thread that could run
 _SLEEP = re.compile(r"^(?:time\.sleep|sleep|usleep|(?:clock_)?nanosleep)$")
 # What a thread is in while another thread or process makes it wait.
 _BLOCKED = re.compile(
@@ -48,7 +49,9 @@ def stands_still(name: str) -> str | None:
     inside = _INSIDE.match(name)
     what = inside["what"] if inside else name
     return (
-        SLEEPS
+        NO_CORE
+        if what == RUNNABLE
+        else SLEEPS
         if _SLEEP.match(what)
         else WAITS
         if _BLOCKED.match(what)

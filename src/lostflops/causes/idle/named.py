@@ -24,7 +24,7 @@ from lostflops.causes.names import (
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding, milliseconds
 from lostflops.naming.host_causes import causes_of
-from lostflops.naming.standing_still import FILES, PIPES, stands_still
+from lostflops.naming.standing_still import FILES, NO_CORE, PIPES, stands_still
 from lostflops.naming.standing_still import WAITS as WAITS_FOR_OTHERS
 from lostflops.recipes.stretch_names import is_users
 
@@ -272,6 +272,12 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
     loads data: one that serves requests has no workers that could do it.
     """
     still = stands_still(name)
+    if still == NO_CORE:
+        return (
+            "Give this thread a core of its own: fewer loader workers and threads than cores "
+            "(`OMP_NUM_THREADS`), more cores for the job (`--cpus-per-task`), no other jobs beside it. "
+            "`thread-state-summary` and `core-utilization` show who runs."
+        )
     if MESSAGES.match(name):
         return (
             f"Find which process comes last to {spoken(name)}: all others wait for it. Where the result is "

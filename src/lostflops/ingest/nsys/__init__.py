@@ -6,10 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lostflops.ingest.formats import Reader, Reading
-from lostflops.ingest.nsys.folder import SQLITE, is_export
+from lostflops.ingest.nsys.folder import FOLDERS, SQLITE, is_export
 from lostflops.ingest.nsys.private import PRIVATE
 from lostflops.ingest.nsys.report import SUFFIXES
 from lostflops.ingest.part import Part
+
+# As nsys names the exports of a report that it is not told the name of, the one to read first.
+FORMS = (".sqlite", *FOLDERS, ".nsys-rep")
 
 
 def looks_like(path: Path) -> bool:
@@ -25,10 +28,16 @@ def recognises(path: Path, head: bytes) -> bool:
 
 
 def without_doubles(paths: Iterable[Path]) -> Iterable[Path]:
-    """The files without the reports whose export lies beside them."""
+    """The files without the exports and reports that lie beside another export of the same report."""
     found = list(paths)
-    exported = {path.with_suffix("") for path in found if path.suffix == ".sqlite"}
-    return [p for p in found if not (p.suffix == ".nsys-rep" and p.with_suffix("") in exported)]
+    first: dict[Path, tuple[int, Path]] = {}
+    for path in found:
+        for place, suffix in enumerate(FORMS):
+            if path.name.endswith(suffix):
+                report = path.with_name(path.name.removesuffix(suffix))
+                first[report] = min(first.get(report, (place, path)), (place, path))
+    kept = {path for _, path in first.values()}
+    return [path for path in found if path in kept or not path.name.endswith(FORMS)]
 
 
 def _read(asked: Reading) -> list[Part]:

@@ -19,6 +19,7 @@ from lostflops.tables import (
     Ranges,
     Ranks,
     Steps,
+    ThreadStates,
 )
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -95,6 +96,7 @@ def host_spans(
     frames: Frames | None,
     os_calls: OsCalls | None,
     library_calls: LibraryCalls | None,
+    thread_states: ThreadStates | None,
 ) -> pl.LazyFrame:
     """List when the threads that launch work, and each rank's main thread, were at each cause of idleness.
 
@@ -105,5 +107,5 @@ def host_spans(
     nothing by itself, but without it the host would run further ahead, and that hides other gaps.
     """
     engines = backward_engines.collect()
-    outside = outside_calls(os_calls, library_calls)
+    outside = outside_calls(os_calls, library_calls, thread_states)
     return host_by_cause(steps, ranks, kernels, copies, launches, engines, operators, ranges, frames, outside)

@@ -8,7 +8,7 @@ from lostflops.columns import Id, Instant, Name
 from lostflops.recipe import Example, recipe
 from lostflops.recipes.accounting import with_names
 from lostflops.recipes.outside_calls import outside_calls
-from lostflops.tables import Frames, Launches, LibraryCalls, Operators, OsCalls, Ranges
+from lostflops.tables import Frames, Launches, LibraryCalls, Operators, OsCalls, Ranges, ThreadStates
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 SYNCHRONISE = "cudaStreamSynchronize"
@@ -138,6 +138,7 @@ def idle_causes(
     frames: Frames | None,
     os_calls: OsCalls | None,
     library_calls: LibraryCalls | None,
+    thread_states: ThreadStates | None,
 ) -> pl.LazyFrame:
     """Split every idle gap of every step by what the host was doing, with the name of the row that says so.
 
@@ -146,5 +147,5 @@ def idle_causes(
     or another stream's work. That takes microseconds; from 1 ms on, what it waited for was not recorded.
     Where no host row covers an instant it stays unexplained.
     """
-    outside = outside_calls(os_calls, library_calls)
+    outside = outside_calls(os_calls, library_calls, thread_states)
     return with_names(idle_stretches, launches, operators, ranges, frames, outside)

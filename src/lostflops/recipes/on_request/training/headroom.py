@@ -18,6 +18,10 @@ GROWS = 0.01
 CURVE = ((0, 400, 512), (10, 900, 1000), (20, 380, 1000), (30, 420, 1000), (40, 1000, 1200), (50, 400, 1200))
 NO_DEVICE = "the memory of the device is not known: --memory-gib gives it"
 NO_TOTALS = "the recording does not say how much is allocated in all, only what comes and goes"
+OF_DRIVER = (
+    "Nsight Systems records what the driver gives out, and a framework's allocator keeps it: the PyTorch "
+    "profiler records what is used (`profile_memory=True`)"
+)
 NO_GROWTH = "nothing grows and shrinks in a step: the peak is not the batch's"
 
 
@@ -90,6 +94,19 @@ NO_GROWTH = "nothing grows and shrinks in a step: the peak is not the batch's"
                 | {"free": None, "peak_share": None, "at_most": None, "unknown": NO_TOTALS}
             ],
         ),
+        Example(
+            "what the driver gave to an allocator may be in use or not",
+            given={
+                "allocations": [
+                    {"start": t, "end": t, "device": 5, "bytes": 8, "allocated": a}
+                    for t, a in ((2, 600), (5, 640))
+                ],
+                "ranks": [{"device": 5, "memory_bytes": 800, "source": "nsys"}],
+            },
+            expect=[
+                {"device": 5, "stays": 600, "grows": 40, "free": 160, "at_most": None, "unknown": OF_DRIVER}
+            ],
+        ),
     ],
 )  # fmt: skip
 def batch_headroom(
@@ -127,7 +144,10 @@ def batch_headroom(
             _reserved=pl.col("reserved").max(),
         )
         .join(
-            ranks.group_by("rank", "device").agg(memory=pl.col("memory_bytes").max()),
+            ranks.group_by("rank", "device").agg(
+                memory=pl.col("memory_bytes").max(),
+                _of_driver=(pl.col("source").cast(pl.String) == "nsys").any(),
+            ),
             on=["rank", "device"],
             how="left",
         )
@@ -141,6 +161,8 @@ def batch_headroom(
             unused=pl.when(pl.col("_reserved").is_not_null()).then(held - level),
             unknown=pl.when(pl.col("memory").is_null() | (pl.col("memory") <= 0))
             .then(pl.lit(NO_DEVICE))
+            .when("_of_driver")
+            .then(pl.lit(OF_DRIVER))
             .when(pl.col("stays").is_null())
             .then(pl.lit(NO_TOTALS))
             .when(nothing_grows)
