@@ -16,6 +16,7 @@ from lostflops.finding import Finding, PredictedGain
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
+from lostflops.replay.edits.between_ranks.overlap import NONE_EARLIER
 from made_runs import made
 
 STEPS, LONG = 4, 1000
@@ -261,8 +262,16 @@ def test_gradients_in_one_bucket_are_told_to_begin_when_the_last_of_them_is_ther
     assert any("has nearly all gradients" in told for told in small.evidence)
 
 
-@pytest.mark.parametrize(("gained", "prefetches"), [(300, True), (20, False)])
-def test_prefetching_is_advised_where_a_replay_gains_by_it(gained: int, prefetches: bool) -> None:
+@pytest.mark.parametrize(
+    ("gain", "advice"),
+    [
+        (PredictedGain(300, 290, 310), "prefetch"),
+        (PredictedGain(20, 10, 30), "communication-exposed-gathered"),
+        (PredictedGain(refused=NONE_EARLIER, of_edit=True), "communication-exposed-reduced"),
+        (PredictedGain(refused="ranks are missing"), "prefetch"),
+    ],
+)
+def test_prefetching_is_advised_where_a_replay_gains_by_it(gain: PredictedGain, advice: str) -> None:
     told = Given(
         {},
         pl.DataFrame(schema={"rank": pl.Int32}),
@@ -270,11 +279,10 @@ def test_prefetching_is_advised_where_a_replay_gains_by_it(gained: int, prefetch
         operations={"all-gather|8": 700, "reduce-scatter|8": 200},
         advice=lambda key, _: key,
     )
-    gain = PredictedGain(gained, gained - 10, gained + 10)
     found = Finding(
         "communication-exposed", "c", "at most", (), "prefetch", cost_per_step=900, predicted=gain
     )
-    assert (with_busy_links(found, told).next == "prefetch") == prefetches
+    assert with_busy_links(found, told).next == advice
     assert with_busy_links(replace(found, name="slow-link"), told).next == "prefetch"
 
 

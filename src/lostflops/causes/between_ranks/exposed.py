@@ -27,6 +27,7 @@ from lostflops.causes.stages import of_slow_stage, slowest_stage
 from lostflops.finding import Finding, milliseconds
 from lostflops.intervals.matching import CONTRADICT
 from lostflops.recipes.transfers import SLOWER
+from lostflops.replay.edits.between_ranks.overlap import NONE_EARLIER
 
 EXPOSED = "communication-exposed"
 NOT_HERE = (
@@ -131,11 +132,19 @@ def with_busy_links(finding: Finding, given: Given) -> Finding:
         finding.name != EXPOSED
         or main_purpose(given.purposes) != SHARDS
         or gain is None
-        or gain.refused
         or gain.ns >= GAINS_NOTHING * finding.size
         or not gathers(given)
     ):
         return finding
+    if gain.refused:
+        # The first gather and the last reduction of a step have nothing beside them.
+        case = f"{EXPOSED}-reduced"
+        ends = gain.refused == NONE_EARLIER
+        return (
+            replace(finding, next=given.advice(case, finding.next), remedies=given.named(case))
+            if ends
+            else finding
+        )
     case = f"{EXPOSED}-gathered"
     fact = "begun earlier, most of it stays exposed, as a replay of that shows"
     return replace(
