@@ -11,7 +11,10 @@ import pytest
 
 import lostflops
 from lostflops.causes import Given, with_busy_links
-from lostflops.causes.purposes import Exposed
+from lostflops.causes.purposes import (
+    Exposed,
+    _of_values,  # pyright: ignore[reportPrivateUsage]
+)
 from lostflops.finding import Finding, PredictedGain
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
@@ -20,6 +23,7 @@ from lostflops.replay.edits.between_ranks.overlap import NONE_EARLIER
 from made_runs import made
 
 STEPS, LONG = 4, 1000
+Row = dict[str, Any]
 
 
 def job(kind: str, *, forward: bool = False, description: str = "", passes: int = 1, early: bool = False,
@@ -89,6 +93,7 @@ def exposed(folder: Path, kind: str, **how: Any) -> Finding:
         ("all-gather", {"description": "DATA_PARALLEL_GROUP_WITH_CP"}, "shards", "prefetch", "context"),
         ("barrier", {}, "barriers", "Take the barriers out", "no_sync"),
         ("barrier", {"description": "DATA_PARALLEL_GROUP"}, "barriers", "Take the barriers out", "no_sync"),
+        ("all-reduce", {"bytes_in": 4}, "single numbers or objects", "hundredth step", "no_sync"),
         ("broadcast", {"passes": 2}, "broadcasts", "broadcast_buffers=False", "no_sync"),
     ],
 )
@@ -98,6 +103,18 @@ def test_advice_is_for_what_the_communication_is_for(
     finding = exposed(tmp_path, kind, **how)
     assert any(said in fact for fact in finding.evidence), finding.evidence
     assert advised in finding.next and never not in finding.next, finding.next
+
+
+def test_objects_of_all_ranks_are_no_shards() -> None:
+    """Sizes of objects go before them. What another rank or group gathers has none."""
+
+    def one(start: int, bytes_in: int, kind: str = "all-gather", rank: int = 0, group: str = "0") -> Row:
+        return {"start": start, "kind": kind, "bytes_in": bytes_in, "rank": rank, "group": group}
+
+    sizes = [one(0, 8), one(3, 600), one(5, 600), one(6, 600, rank=1), one(7, 600, group="1")]
+    others = [one(8, 8, "all-reduce"), one(9, 600), one(10, 0), one(11, 9, "reduce-scatter")]
+    table = pl.DataFrame([*sizes, *others])
+    assert table.filter(_of_values(table))["start"].to_list() == [0, 3, 8]
 
 
 def test_what_is_not_known_is_no_part_of_what_is(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from lostflops.causes.purposes import (
     SIZED,
     STAGES,
     TENSOR,
+    VALUES,
     main_purpose,
 )
 from lostflops.causes.stages import of_slow_stage, slowest_stage
@@ -35,8 +36,8 @@ NOT_HERE = (
 )
 SMALL = "collectives-small"
 NETWORK = (SMALL, "communication-slower-than-measured")
-# The next operation needs what each of them brings, so no two can be sent as one.
-NEVER_JOINED = (TENSOR, CONTEXT, EXPERTS, STAGES)
+# The next operation needs what each of them brings, so no two can be sent as one; or no bucket holds them.
+NEVER_JOINED = (TENSOR, CONTEXT, EXPERTS, STAGES, VALUES)
 MOSTLY_ONE, LED = 0.8, 0.05  # of what ranks wait, hidden or not, that is one's; of the step: its lead
 WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
 GATHERED_FROM = 0.2  # of the exposed communication of shards, from which on gathering them earlier helps
