@@ -119,6 +119,15 @@ def test_a_rank_of_a_pipeline_that_runs_more_kernels_has_more_layers(
     assert advice.text == asked and advice.evened == (asked == "uneven-work")
 
 
+@pytest.mark.parametrize(("beyond", "asked"), [(0.0, "slow-device"), (0.5, "uneven-work")])
+def test_a_process_that_computes_longer_for_the_same_flops_of_each_step_has_no_more_to_do(
+    beyond: float, asked: str
+) -> None:
+    rows = [(rank, step, "compute", 150 - 50 * rank) for rank in range(2) for step in range(2)]
+    told = replace(given(rows), beyond_least={0: beyond, 1: 0.0}, advice=asked_for, on_host=True)
+    assert for_one(PageFindings(told), 0, "compute").text == asked
+
+
 @pytest.mark.parametrize(
     ("values", "moved", "told"),
     [

@@ -11,14 +11,19 @@ import pytest
 
 import lostflops
 from lostflops.causes import Given, with_busy_links
-from lostflops.causes.purposes import Exposed
+from lostflops.causes.purposes import (
+    Exposed,
+    _of_values,  # pyright: ignore[reportPrivateUsage]
+)
 from lostflops.finding import Finding, PredictedGain
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
+from lostflops.replay.edits.between_ranks.overlap import NONE_EARLIER
 from made_runs import made
 
 STEPS, LONG = 4, 1000
+Row = dict[str, Any]
 
 
 def job(kind: str, *, forward: bool = False, description: str = "", passes: int = 1, early: bool = False,
@@ -88,6 +93,7 @@ def exposed(folder: Path, kind: str, **how: Any) -> Finding:
         ("all-gather", {"description": "DATA_PARALLEL_GROUP_WITH_CP"}, "shards", "prefetch", "context"),
         ("barrier", {}, "barriers", "Take the barriers out", "no_sync"),
         ("barrier", {"description": "DATA_PARALLEL_GROUP"}, "barriers", "Take the barriers out", "no_sync"),
+        ("all-reduce", {"bytes_in": 4}, "single numbers or objects", "hundredth step", "no_sync"),
         ("broadcast", {"passes": 2}, "broadcasts", "broadcast_buffers=False", "no_sync"),
     ],
 )
@@ -97,6 +103,18 @@ def test_advice_is_for_what_the_communication_is_for(
     finding = exposed(tmp_path, kind, **how)
     assert any(said in fact for fact in finding.evidence), finding.evidence
     assert advised in finding.next and never not in finding.next, finding.next
+
+
+def test_objects_of_all_ranks_are_no_shards() -> None:
+    """Sizes of objects go before them. What another rank or group gathers has none."""
+
+    def one(start: int, bytes_in: int, kind: str = "all-gather", rank: int = 0, group: str = "0") -> Row:
+        return {"start": start, "kind": kind, "bytes_in": bytes_in, "rank": rank, "group": group}
+
+    sizes = [one(0, 8), one(3, 600), one(5, 600), one(6, 600, rank=1), one(7, 600, group="1")]
+    others = [one(8, 8, "all-reduce"), one(9, 600), one(10, 0), one(11, 9, "reduce-scatter")]
+    table = pl.DataFrame([*sizes, *others])
+    assert table.filter(_of_values(table))["start"].to_list() == [0, 3, 8]
 
 
 def test_what_is_not_known_is_no_part_of_what_is(tmp_path: Path) -> None:
@@ -261,8 +279,16 @@ def test_gradients_in_one_bucket_are_told_to_begin_when_the_last_of_them_is_ther
     assert any("has nearly all gradients" in told for told in small.evidence)
 
 
-@pytest.mark.parametrize(("gained", "prefetches"), [(300, True), (20, False)])
-def test_prefetching_is_advised_where_a_replay_gains_by_it(gained: int, prefetches: bool) -> None:
+@pytest.mark.parametrize(
+    ("gain", "advice"),
+    [
+        (PredictedGain(300, 290, 310), "prefetch"),
+        (PredictedGain(20, 10, 30), "communication-exposed-gathered"),
+        (PredictedGain(refused=NONE_EARLIER, of_edit=True), "communication-exposed-reduced"),
+        (PredictedGain(refused="ranks are missing"), "prefetch"),
+    ],
+)
+def test_prefetching_is_advised_where_a_replay_gains_by_it(gain: PredictedGain, advice: str) -> None:
     told = Given(
         {},
         pl.DataFrame(schema={"rank": pl.Int32}),
@@ -270,11 +296,10 @@ def test_prefetching_is_advised_where_a_replay_gains_by_it(gained: int, prefetch
         operations={"all-gather|8": 700, "reduce-scatter|8": 200},
         advice=lambda key, _: key,
     )
-    gain = PredictedGain(gained, gained - 10, gained + 10)
     found = Finding(
         "communication-exposed", "c", "at most", (), "prefetch", cost_per_step=900, predicted=gain
     )
-    assert (with_busy_links(found, told).next == "prefetch") == prefetches
+    assert with_busy_links(found, told).next == advice
     assert with_busy_links(replace(found, name="slow-link"), told).next == "prefetch"
 
 

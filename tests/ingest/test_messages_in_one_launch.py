@@ -64,7 +64,14 @@ def test_host_collectives_are_of_the_backend_that_they_name(
 ) -> None:
     events = [
         operator("c10d::allreduce_", 20, 5),
-        span("user_annotation", f"{backend}:all_reduce", 30, 40, 2),
+        span(
+            "user_annotation",
+            f"{backend}:all_reduce",
+            30,
+            40,
+            2,
+            more={"Input Dims": [[]], "Input type": ["float"]},  # one number, as of a loss
+        ),
         operator("aten::mm", 80, 90),
     ]
     written(
@@ -72,8 +79,8 @@ def test_host_collectives_are_of_the_backend_that_they_name(
     )
     table = lostflops.open(tmp_path).table("collectives")
     assert table is not None
-    rows = table.select(pl.col("kind", "library").cast(pl.String)).collect().rows()
-    assert rows == [("all-reduce", library)]
+    rows = table.select(pl.col("kind", "library").cast(pl.String), "bytes_in").collect().rows()
+    assert rows == [("all-reduce", library, 4)]
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,7 @@ def test_the_account_that_grew_most_is_most_of_a_long_step_from_half_of_it_on(mo
         "outlier_steps",
         steps=steps,
         ranks=[{"rank": 0}],
-        kernels=[*computing, row(48, 57, family="communication")],
+        kernels=computing,
+        collectives=[row(48, 57)],
     )
     assert one.claim == f"Step 3 took 40.0 ms, 4.0 times the others; {said}. It is left out of the mean."

@@ -172,6 +172,7 @@ CASES: Mapping[str, Recommended] = {
             ("context", ("earlier-exchange",), ()),
             ("barriers", ("fewer-barriers",), ()),
             ("broadcasts", ("fewer-broadcasts",), ()),
+            ("values", ("fewer-values",), ()),
             ("replicas", ("one-process-per-gpu",), ()),
         )
     },

@@ -4,6 +4,7 @@ The process group's description says it where there is one. Else the operation d
 pipeline stages, an all-to-all exchanges tokens or rows, an all-gather or a reduce-scatter brings shards. An
 all-reduce is of gradients, unless the forward pass makes it: then it adds up what ranks computed of a layer.
 So does a reduce-scatter of the forward pass, as with sequence parallelism, and its all-gathers bring tokens.
+One number is no gradient and no shard, whatever group it goes through.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ GRADIENTS, SHARDS, TENSOR, STAGES = "gradients", "shards", "tensor", "stages"
 EXPERTS, EXCHANGE = "experts", "exchange"
 RING, CONTEXT = "ring", "context"
 BARRIERS, BROADCASTS, REPLICAS, OTHER = "barriers", "broadcasts", "replicas", "other"
+VALUES = "values"
 # What each is called on the page.
 CALLED: Mapping[str, str] = {
     GRADIENTS: "all-reduces of gradients",
@@ -36,6 +38,7 @@ CALLED: Mapping[str, str] = {
     CONTEXT: "context parallelism",
     BARRIERS: "barriers",
     BROADCASTS: "broadcasts",
+    VALUES: "single numbers or objects that ranks tell each other, such as losses",
     REPLICAS: "weights and gradients of `DataParallel`, which one process sends between its GPUs",
 }
 # What torch marks the forward pass of a `DataParallel` with.
@@ -58,6 +61,7 @@ BY_KIND: Mapping[str, str] = {
     "broadcast": BROADCASTS,
 }
 REDUCE = ("all-reduce", "reduce-scatter")
+ONE_NUMBER = 8  # bytes
 # What these are for is plain, in whatever group they run.
 BY_KIND_ALONE = (STAGES, BARRIERS, BROADCASTS)
 # Of a group's bytes that all-reduces move, from which on those of the forward pass make it tensor parallel:
@@ -211,8 +215,9 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     rings = (pl.col("kind") == STAGES) & ring & (pl.col("said").is_null() | (pl.col("said") != STAGES))
     # Groups of ranks that share data also bring each other the shards of weights and of gradients.
     brings = (pl.col("said") == GRADIENTS) & (pl.col("kind") == SHARDS)
+    values = _of_values(rows) & pl.col("kind").is_in([GRADIENTS, SHARDS])
     return known.select(
-        pl.when(rings).then(pl.lit(RING)).when(moves | brings).then("kind")
+        pl.when(values).then(pl.lit(VALUES)).when(rings).then(pl.lit(RING)).when(moves | brings).then("kind")
         # Heads for tokens, as in sequence parallelism: no matrix product hides half of it.
         .when((pl.col("kind") == EXCHANGE) & of_layers).then("kind")
         .when(tensor & pl.col("said").is_null()).then(pl.lit(TENSOR))
@@ -225,6 +230,15 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
 def _group() -> pl.Expr:
     """The group, or where none is known the stream: PyTorch gives each group one of its own."""
     return pl.coalesce(pl.col("group").cast(pl.String), pl.format("of stream {}", "stream"), pl.lit(""))
+
+
+def _of_values(rows: pl.DataFrame) -> pl.Series:
+    """Whether each operation is of one number of each rank, or of objects, whose sizes go before them."""
+    kind, by = pl.col("kind").cast(pl.String), ["rank", _group()]
+    one = pl.col("bytes_in").is_between(1, ONE_NUMBER)
+    sizes = one & (kind == "all-gather")
+    objects = (kind == "all-gather") & sizes.shift(1, fill_value=False).over(by, order_by="start")
+    return rows.select(one | objects).to_series().fill_null(False)
 
 
 def _tells_passes(trace: Trace) -> bool:

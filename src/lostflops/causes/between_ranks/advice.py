@@ -14,6 +14,7 @@ from lostflops.causes.longer_compute import (
     has_experts,
     later_part,
     launches_as_many,
+    no_more_to_do,
     of_experts,
 )
 from lostflops.causes.names import LOGGED, on_ranks, saved_or_logged
@@ -63,7 +64,10 @@ def for_one(page: PageFindings, rank: int, account: str, excess: Excess | None =
     `excess` is what is known of that rank, where it has been looked at as a whole.
     """
     given = page.given
-    slow = account == "compute" and device_is_slow(rank, given)
+    more = beyond_others(rank, account, given)
+    slow = account == "compute" and (
+        device_is_slow(rank, given) or (given.on_host and no_more_to_do(given, more))
+    )
     names = names_beyond(given, rank, account, refills=bool(excess and excess.waits))
     parts = spoken_parts(names)
     logged = account == SAVING and saved_or_logged(names) == LOGGED
@@ -71,7 +75,7 @@ def for_one(page: PageFindings, rank: int, account: str, excess: Excess | None =
     if account == OTHER_HOST and thread:
         return Advice(away(thread.name), ())
     if account == OTHER_HOST and not given.own_remedy(account) and parts:
-        most = excess.by_account[account] if excess else beyond_others(rank, account, given)
+        most = excess.by_account[account] if excess else more
         if 2 * parts[0][1] >= most:
             return Advice(cheaper_there(parts[0][0]), advised(page, account, slow, logged)[1])
     if account == LAUNCHING and launches_as_many(rank, given):

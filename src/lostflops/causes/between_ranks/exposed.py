@@ -22,12 +22,14 @@ from lostflops.causes.purposes import (
     SIZED,
     STAGES,
     TENSOR,
+    VALUES,
     main_purpose,
 )
 from lostflops.causes.stages import of_slow_stage, slowest_stage
 from lostflops.finding import Finding, milliseconds
 from lostflops.intervals.matching import CONTRADICT
 from lostflops.recipes.transfers import SLOWER
+from lostflops.replay.edits.between_ranks.overlap import NONE_EARLIER
 
 EXPOSED = "communication-exposed"
 NOT_HERE = (
@@ -35,8 +37,8 @@ NOT_HERE = (
 )
 SMALL = "collectives-small"
 NETWORK = (SMALL, "communication-slower-than-measured")
-# The next operation needs what each of them brings, so no two can be sent as one.
-NEVER_JOINED = (TENSOR, CONTEXT, EXPERTS, STAGES)
+# The next operation needs what each of them brings, so no two can be sent as one; or no bucket holds them.
+NEVER_JOINED = (TENSOR, CONTEXT, EXPERTS, STAGES, VALUES)
 MOSTLY_ONE, LED = 0.8, 0.05  # of what ranks wait, hidden or not, that is one's; of the step: its lead
 WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
 GATHERED_FROM = 0.2  # of the exposed communication of shards, from which on gathering them earlier helps
@@ -144,11 +146,19 @@ def with_busy_links(finding: Finding, given: Given) -> Finding:
         finding.name != EXPOSED
         or main_purpose(given.purposes) != SHARDS
         or gain is None
-        or gain.refused
         or gain.ns >= GAINS_NOTHING * finding.size
         or not gathers(given)
     ):
         return finding
+    if gain.refused:
+        # The first gather and the last reduction of a step have nothing beside them.
+        case = f"{EXPOSED}-reduced"
+        ends = gain.refused == NONE_EARLIER
+        return (
+            replace(finding, next=given.advice(case, finding.next), remedies=given.named(case))
+            if ends
+            else finding
+        )
     case = f"{EXPOSED}-gathered"
     fact = "begun earlier, most of it stays exposed, as a replay of that shows"
     return replace(

@@ -274,7 +274,7 @@ def _tensor(dims: list[Any], kinds: list[Any]) -> tuple[int | None, str | None]:
     first = cast("object", dims[0]) if dims else None
     kind = kinds[0] if kinds and isinstance(kinds[0], str) else None
     total = DTYPE_BYTES.get(kind.lower()) if kind else None
-    if total is None or not isinstance(first, list) or not first:
+    if total is None or not isinstance(first, list):  # an empty one is of a tensor of one number
         return None, kind if total else None
     for extent in first:  # pyright: ignore[reportUnknownVariableType]
         if not isinstance(extent, int) or extent < 0:

@@ -22,6 +22,8 @@ IN_FORWARD = 0.1
 SHARED = "communication that runs beside computing takes some of the GPU from it, which is not counted"
 EVENLY = "gradients are taken to become ready evenly over the backward pass, layer by layer"
 
+NONE_EARLIER = "no communication here could begin earlier or be waited for later"
+
 
 def made(typed: Typed) -> Edit:
     typed.none()
@@ -43,7 +45,7 @@ def made(typed: Typed) -> Edit:
         late = _late(job, known, reduces)
         late = np.setdiff1d(late, target[between & reduces[source] & reduces[target]])
         if not (held_up.any() or waits.any() or len(late)):
-            return Edited(lags, refused="no communication here could begin earlier or be waited for later")
+            return Edited(lags, refused=NONE_EARLIER)
         launches = (edges.kind == Kind.LAUNCH) & np.isin(target, late)
         hidden[launches | (between & np.isin(target, late))] = REMOVED
         moved = (gathers | reduces) & in_steps(job, known.steps, 2 * np.arange(len(gathers)))
