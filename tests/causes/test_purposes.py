@@ -113,7 +113,7 @@ def test_objects_of_all_ranks_are_no_shards() -> None:
 
     sizes = [one(0, 8), one(3, 600), one(5, 600), one(6, 600, rank=1), one(7, 600, group="1")]
     others = [one(8, 8, "all-reduce"), one(9, 600), one(10, 0), one(11, 9, "reduce-scatter")]
-    table = pl.DataFrame([*sizes, *others])
+    table = pl.DataFrame([*sizes, *others]).with_columns(stream=pl.lit(None, pl.Int64))
     assert table.filter(_of_values(table))["start"].to_list() == [0, 3, 8]
 
 
