@@ -38,6 +38,7 @@ from lostflops.optimize.activations.checkpoint_measured import (
 )
 from lostflops.optimize.activations.checkpoint_repeats import Repeats
 from lostflops.optimize.activations.layer.arguments import LayerArguments, emptied
+from lostflops.optimize.activations.layer.gradient_hooks import no_more_hooks
 from lostflops.optimize.activations.layer.state import Before, LayerState, state_tensors
 from lostflops.optimize.activations.random_numbers import RandomNumbers
 from lostflops.optimize.activations.unwritten_saves import unwritten_saves
@@ -352,7 +353,19 @@ class Checkpointed(AppliedRemedy):
                     return forward(layer, *values[:count], **named_values)
             self.recomputed += 1
             try:
-                with numbers.as_they_were(states), given.again(), state.again(before), unwritten_saves():
+                with (
+                    numbers.as_they_were(states),
+                    given.again(),
+                    state.again(before),
+                    no_more_hooks(
+                        [
+                            *(one for one in values if isinstance(one, torch.Tensor)),
+                            *given.tensors(),
+                            *before.tensors(),
+                        ]
+                    ),
+                    unwritten_saves(),
+                ):
                     return forward(layer, *values[:count], **named_values)
             except Refused:
                 self.undo()

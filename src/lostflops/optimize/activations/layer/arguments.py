@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any, cast
@@ -36,6 +36,10 @@ class LayerArguments:
             if not isinstance(value, torch.Tensor):
                 self._look_into(value, seen)
         self._numbers = states_of(self._draws)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Those in lists and the like."""
+        return (tensor for tensor, _ in self._tensors)
 
     def _look_into(self, value: Any, seen: set[int]) -> None:
         if isinstance(value, torch.Tensor):

@@ -60,6 +60,10 @@ class Before:
     forwards: list[tuple[Place, Any]]  # in the place of the class's
     hooks: list[RanHooks] = field(default_factory=list[RanHooks])
 
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Weights, buffers and other tensors of the layer."""
+        return (tensor for tensor, _ in self.weights)
+
 
 class LayerState:
     """Of one layer, whose modules are found when it is made."""
