@@ -12,21 +12,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any, cast
+from weakref import ref
 
 import torch
 
 from lostflops.optimize import claims
 from lostflops.optimize.activations.layer.attributes import (
-    CONTAINERS,
+    CHANGING,
     Place,
     Values,
     anew,
     detached,
     held,
     without_graph,
+)
+from lostflops.optimize.activations.layer.elsewhere import (
+    Names,
+    context_as_it_was,
+    context_variables,
+    elsewhere,
 )
 from lostflops.optimize.activations.layer.hooks import KINDS, Hooks, RanHooks, watched
 from lostflops.optimize.model_parts import named
@@ -58,6 +66,8 @@ class Before:
     keys: list[frozenset[str]]  # of attributes and buffers
     values: Values  # of attributes and buffers, of those that can be held
     forwards: list[tuple[Place, Any]]  # in the place of the class's
+    objects: list[Place]  # attributes of objects that the layer has or its code names
+    context: dict[ContextVar[Any], Any]
     hooks: list[RanHooks] = field(default_factory=list[RanHooks])
 
     def tensors(self) -> Iterator[torch.Tensor]:
@@ -70,9 +80,11 @@ class LayerState:
 
     def __init__(self, layer: torch.nn.Module, name: str) -> None:
         self._name = name
+        self._code = elsewhere(layer)
         modules = list(layer.modules())
         self._attributes: list[Place] = [vars(module) for module in modules]
         self._places: list[Place] = [*self._attributes, *(place["_buffers"] for place in self._attributes)]
+        self._places += self._code.places
         self._parameters: list[Place] = [place["_parameters"] for place in self._attributes]
         self._modules: list[Place] = [place["_modules"] for place in self._attributes]
         self._had_modules = [place.copy() for place in self._modules]
@@ -81,14 +93,24 @@ class LayerState:
         self._hooks += [getattr(torch.nn.modules.module, f"_global{kind}") for kind in KINDS]
         self._by_fsdp = set(_by_fsdp(modules))
         self._keys: list[frozenset[str]] = [frozenset()] * len(self._places)
+        self._elsewhere: dict[int, ref[torch.Tensor]] = {}  # tensors that it reads and does not have, by id
 
     def is_of_now(self) -> bool:
         """Whether the layer still has the modules that it had."""
         return not any(map(_replaced, self._modules, self._had_modules))
 
+    def random_sources(self) -> list[Any]:
+        """Where generators of random numbers may be that are none of its modules' attributes."""
+        return [*self._code.places, *held(self._places, _NOT_HELD, self._code.attributes).objects]
+
+    def reads(self, tensors: Iterable[torch.Tensor], before: Before) -> None:
+        """These are nobody's that it has or was given: they are watched from now on like its own."""
+        self._elsewhere |= {id(tensor): ref(tensor) for tensor in tensors}
+        before.weights += [(_bare(tensor), version_of(tensor)) for tensor in tensors]
+
     @contextmanager
-    def forward(self) -> Generator[Before]:
-        """Notes what is there before a forward."""
+    def forward(self, given: Iterable[Any]) -> Generator[Before]:
+        """Notes what is there before a forward, also of objects that it is given."""
         parameters = [
             (place, key, weight if weight.is_leaf else detached(weight), weight.requires_grad)
             for place in self._parameters
@@ -99,16 +121,24 @@ class LayerState:
             keys if keys == place.keys() else frozenset(place)
             for keys, place in zip(self._keys, self._places, strict=True)
         ]
-        values, tensors = held(self._places, _NOT_HELD)
+        objects = (value for value in given if not isinstance(value, torch.Tensor))
+        there = held(self._places, _NOT_HELD, self._code.attributes, objects)
+        tensors = there.tensors
+        others = [tensor for one in self._elsewhere.values() if (tensor := one()) is not None]
+        if len(others) < len(self._elsewhere):
+            self._elsewhere = {id(tensor): ref(tensor) for tensor in others}
         before = Before(
-            [(weight, version_of(weight)) for _, _, weight, _ in parameters],
+            [(weight, version_of(weight)) for _, _, weight, _ in parameters]
+            + [(_bare(tensor), version_of(tensor)) for tensor in others],
             [(tensor, tensor.data_ptr()) for tensor in tensors if _is_plain(tensor)],
             [read() for read, _ in _CHOICES],
             parameters,
             _travelling(parameters),
-            self._keys,
-            values,
+            [*self._keys, *(frozenset(place.keys()) for place in there.objects)],
+            there.values,
             [(place, place["forward"]) for place in self._attributes if "forward" in place],
+            there.objects,
+            context_variables(),
         )
         with watched(self._hooks) as before.hooks:
             yield before
@@ -126,18 +156,19 @@ class LayerState:
                 "run the backward before streaming begins or ends",
             )
         self._refuse_gone_hooks(before)
-        had = [place.copy() for place in self._places]
+        places = [*self._places, *before.objects]
+        had = [place.copy() for place in places]
         tensors = [
             (key, value, version_of(value))
-            for place in self._places
+            for place in places
             for key, value in place.items()
             if isinstance(value, torch.Tensor)
         ]
         containers: list[Any] = [
             value
-            for place in self._attributes
+            for place in places
             for key, value in place.items()
-            if type(value) in CONTAINERS and key not in _TORCHS
+            if type(value) in CHANGING and key not in _TORCHS
         ]
         changed = () if self.is_of_now() else self._modules
         contents = [(each, each.copy()) for each in (*containers, *changed, *filter(None, self._hooks))]
@@ -164,13 +195,14 @@ class LayerState:
                 were.leave_out_others(hooks)
         self._put_back(before)
         try:
-            yield
+            with context_as_it_was(before.context):
+                yield
         finally:
             _choose(choices)
             _turn(turned.values())
             for place, key, weight in others:
                 _put(place, key, weight)
-            for place, were in zip(self._places, had, strict=True):
+            for place, were in zip(places, had, strict=True):
                 for key in _replaced(place, were):
                     _put(place, key, were.get(key, _MISSING))
             for each, were in contents:
@@ -181,7 +213,7 @@ class LayerState:
 
     def _put_back(self, before: Before) -> None:
         """Attributes and buffers as they were: those that have come since are left out."""
-        for place, keys in zip(self._places, before.keys, strict=True):
+        for place, keys in zip([*self._places, *before.objects], before.keys, strict=True):
             for key in place.keys() - keys:
                 value = place[key]
                 of_fsdp = isinstance(value, torch.Tensor) and without_graph(value) is None
@@ -208,9 +240,9 @@ class LayerState:
         for weight, version in before.weights:
             if version_of(weight) != version:
                 raise Refused(
-                    f"a weight, buffer or other tensor of '{self._name}' (shape {list(weight.shape)}) was "
-                    "written between the forward and the backward, which would compute the layer again with "
-                    "another one",
+                    f"a weight, buffer or other tensor of '{self._name}' or that it reads (shape "
+                    f"{list(weight.shape)}) was written between the forward and the backward, which would "
+                    "compute the layer again with another one",
                     "step the optimizer after the backward, or do not checkpoint this layer: layers=...",
                 )
         for tensor, address in before.places:
@@ -262,11 +294,17 @@ def _written_twice(name: str, key: str) -> Refused:
     )
 
 
+def _bare(tensor: torch.Tensor) -> torch.Tensor:
+    """Without its graph; counts the same writes."""
+    return tensor if tensor.is_leaf else tensor.detach()
+
+
 def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
 def _replaced(place: Place, had: Place) -> list[str]:
+    place = place.copy() if isinstance(place, Names) else place
     if len(place) == len(had) and all(map(is_, place.values(), had.values())):
         return []
     return [key for key in {**had, **place} if place.get(key, _MISSING) is not had.get(key, _MISSING)]
@@ -290,11 +328,11 @@ def _put(place: Place, key: str, value: Any) -> None:
 
 
 def fill(container: Any, had: Any) -> None:
-    if isinstance(container, dict):
-        now, then = cast("Place", container), cast("Place", had)
-        if _replaced(now, then):
-            now.clear()
-            now.update(then)
+    if issubclass(type(container), dict):
+        if _replaced(container, had):
+            container.clear()
+            for key, value in had.items():  # what `update` does differs
+                container[key] = value
     elif type(container) is set:
         members = cast("set[Any]", container)
         members.intersection_update(had)
