@@ -37,7 +37,6 @@ from lostflops.optimize.activations.layer.elsewhere import (
     elsewhere,
 )
 from lostflops.optimize.activations.layer.hooks import KINDS, Hooks, RanHooks, watched
-from lostflops.optimize.model_parts import named
 from lostflops.optimize.refused import Refused
 
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
@@ -253,17 +252,6 @@ class LayerState:
                     "computed again",
                     "write `self.name = ...` instead, or do not checkpoint this layer: layers=...",
                 )
-
-
-def state_tensors(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers, and tensors that are attributes: what a forward may write to. By their names."""
-    found: dict[str, torch.Tensor] = dict(cast("Any", layer).named_buffers())
-    for name, module in named(layer):
-        attributes: Place = vars(module)
-        for key, value in attributes.items():
-            if isinstance(value, torch.Tensor):
-                found[f"{name}.{key}".lstrip(".")] = value
-    return found
 
 
 def _is_freed(tensor: torch.Tensor) -> bool:

@@ -12,9 +12,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lostflops.optimize.activations.layer.state import state_tensors, version_of
+from lostflops.optimize.activations.layer.state import version_of
 from lostflops.optimize.device.peak import address_of, storages_of
-from lostflops.optimize.model_parts import wrapper_in
+from lostflops.optimize.model_parts import state_tensors, wrapper_in
 from lostflops.optimize.own_operators import running_own
 from lostflops.optimize.refused import Refused
 
