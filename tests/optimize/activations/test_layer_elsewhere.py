@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -149,10 +149,24 @@ def in_a_module_of_python(layer: Any, given: Any) -> int:
     return CALLS + cached(3).number
 
 
+def in_a_function(layer: Any, given: Any, seen: list[int] = []) -> int:  # noqa: B006
+    seen.append(1)
+    in_a_function.calls += 1  # type: ignore[attr-defined]
+    return in_a_function.calls + len(seen)  # type: ignore[attr-defined]
+
+
+in_a_function.calls = 0  # type: ignore[attr-defined]
+
+
+def by_a_function_of_its_own(layer: Any, given: Any) -> int:
+    return sum(one(layer, given) for one in layer.own)
+
+
 WAYS: tuple[Callable[[Any, Any], Any], ...] = (
     in_a_global, in_a_list_and_a_dictionary_of_all, in_its_class, by_generators_of_all, in_an_object,
     in_a_variable_of_the_context, in_a_variable_of_the_thread, in_objects_without_a_dictionary,
     in_containers_of_all_kinds, in_what_it_is_given, in_a_module_of_nobody, in_a_module_of_python,
+    in_a_function, by_a_function_of_its_own,
 )  # fmt: skip
 
 
@@ -179,6 +193,7 @@ def layers_of(way: Callable[[Any, Any], Any]) -> nn.ModuleList:
             self.frozen, self.pair = Frozen([]), Pair([], object())
             self.counter, self.default = Counter[str](), defaultdict[str, int](int)
             self.ordered, self.array = OrderedDict[str, int](), np.zeros(2)
+            self.own = [partial(in_a_global), in_an_object]
             self.deep = {"here": {"calls": 0}, "odd": object()}
 
         @decorated
@@ -192,7 +207,8 @@ def layers_of(way: Callable[[Any, Any], Any]) -> nn.ModuleList:
 def trained(way: Any, checkpointed: bool, verify: Any = None) -> Any:
     """Two microbatches, then their backwards, twice: what can be seen of them."""
     global CALLS
-    CALLS = 0
+    CALLS, in_a_function.calls = 0, 0  # type: ignore[attr-defined]
+    (in_a_function.__defaults__ or ([],))[0].clear()
     LOSSES.clear(), STATES.clear(), GENERATOR.manual_seed(0), CHANCE.seed(0), vars(THREAD).clear()
     torch.manual_seed(0)
     layers: Any = layers_of(way)

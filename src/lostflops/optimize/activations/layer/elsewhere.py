@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
+from itertools import islice
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ import torch
 
 _OTHERS = frozenset({*sys.stdlib_module_names, "torch", "numpy", "lostflops"}) - {"__main__"}
 _MOST = 1000  # functions that are looked through
+_MOST_INSIDE = 64  # of a list or the like
 _NO_STATE = (FunctionType, MethodType, ModuleType, type, property, staticmethod, classmethod)
 _CACHED = type(functools.lru_cache(lambda: None))
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -105,6 +107,20 @@ def _in_cells(cells: dict[str, CellType]) -> Names:
     return Names(frozenset(cells), there, write, remove)
 
 
+def _in_defaults(function: FunctionType) -> Names:
+    """Values of arguments that are not given."""
+
+    def there() -> dict[str, Any]:
+        return {str(number): value for number, value in enumerate(function.__defaults__ or ())}
+
+    def write(number: str, value: Any) -> None:
+        values = list(function.__defaults__ or ())
+        values[int(number)] = value
+        function.__defaults__ = tuple(values)
+
+    return Names(frozenset(there()), there, write, lambda name: None)
+
+
 def _in_class(kind: type[Any], names: frozenset[str]) -> Names:
     return Names(names, vars(kind), functools.partial(setattr, kind), functools.partial(delattr, kind))
 
@@ -160,6 +176,7 @@ def elsewhere(layer: torch.nn.Module) -> Elsewhere:
 
     waiting: list[Any] = [vars(module).get("forward") for module in layer.modules()]
     waiting += [vars(kind).get("forward") for kind in kinds]
+    waiting += [one for module in layer.modules() for one in _code_in(vars(module).values())]
     seen: set[int] = set()
     classes = dict(kinds)
     namespaces: dict[int, tuple[dict[str, Any], set[str]]] = {}
@@ -174,6 +191,10 @@ def elsewhere(layer: torch.nn.Module) -> Elsewhere:
         names = _names_in(function.__code__)
         found.names |= names
         values: list[Any] = []
+        if vars(function).keys() & names:
+            found.places.append(_in_dictionary(vars(function), names))
+        if any(type(one) in (list, dict, set) for one in function.__defaults__ or ()):
+            found.places.append(_in_defaults(function))
         if function.__closure__:
             cells = _in_cells(dict(zip(function.__code__.co_freevars, function.__closure__, strict=True)))
             found.places.append(cells)
@@ -190,7 +211,7 @@ def elsewhere(layer: torch.nn.Module) -> Elsewhere:
                     classes[value] = None
                     waiting += _functions_of(value)
             else:
-                waiting.append(value)
+                waiting += _code_in([value])
     found.places += [_in_dictionary(place, frozenset(names)) for place, names in namespaces.values() if names]
     for kind in classes:
         here = {name for name in found.names & vars(kind).keys() if not _is_descriptor(vars(kind)[name])}
@@ -246,6 +267,18 @@ def _is_installed(package: str) -> bool:
 
 def _is_descriptor(value: Any) -> bool:
     return isinstance(value, _NO_STATE) or hasattr(value, "__get__")
+
+
+def _code_in(values: Iterable[Any]) -> Iterator[Any]:
+    """Functions, those of objects, and those in lists and the like."""
+    for value in values:
+        if _function(value) is not None:
+            yield value
+        elif issubclass(type(value), list | tuple | dict):
+            inner: Iterable[Any] = value.values() if issubclass(type(value), dict) else value
+            yield from (one for one in islice(inner, _MOST_INSIDE) if _function(one) is not None)
+        elif is_object(value):
+            yield from _functions_of(cast("type[Any]", type(value)))
 
 
 def _function(value: Any) -> FunctionType | None:
