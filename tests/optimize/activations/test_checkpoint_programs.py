@@ -22,7 +22,7 @@ from lostflops.optimize.device.devices import ThreadedDevice
 
 torch.set_num_threads(1)
 
-PROGRAMS = int(os.environ.get("LOSTFLOPS_RANDOM_PROGRAMS", "12"))
+PROGRAMS = int(os.environ.get("LOSTFLOPS_RANDOM_PROGRAMS", "8"))
 SIDE = 8
 CALLS, GENERATOR, CHANCE = 0, torch.Generator(), random.Random(0)  # of all layers
 
