@@ -139,6 +139,24 @@ def test_backends_and_dtypes_chosen_around_the_forward_are_those_of_the_recomput
         assert gradients(model) == expected
 
 
+def test_kernels_chosen_around_the_forward_are_those_of_the_recomputation() -> None:
+    def gradients(checkpointed: bool) -> Any:
+        torch.manual_seed(0)
+        layers = nn.Sequential(*(nn.Sequential(nn.Conv1d(64, 64, 3), nn.Tanh()) for _ in range(2)))
+        if checkpointed:
+            optimize.checkpoint(layers, layers=list(layers), keep=())
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            loss = layers(torch.randn(2, 64, 30)).square().mean()
+        finally:
+            torch._C._set_mkldnn_enabled(True)
+        loss.backward()
+        assert torch._C._get_mkldnn_enabled()
+        return [p.grad.tolist() for p in layers.parameters() if p.grad is not None]
+
+    assert gradients(True) == gradients(False)
+
+
 @pytest.mark.parametrize("which", ["bias", "buffer", "attribute"])
 def test_a_weight_written_before_the_backward_is_refused_and_everything_undone(which: str) -> None:
     """Without checkpointing nobody saved it, and the gradient is right."""

@@ -49,6 +49,11 @@ _CHOICES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (_C._get_mem_efficient_sdp_enabled, _C._set_sdp_use_mem_efficient),
     (_C._get_math_sdp_enabled, _C._set_sdp_use_math),
     (_C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
+    (_C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
+    (_C._get_cudnn_enabled, _C._set_cudnn_enabled),
+    (_C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.get_default_dtype, torch.set_default_dtype),
 )
 
@@ -130,7 +135,7 @@ class LayerState:
             [(weight, version_of(weight)) for _, _, weight, _ in parameters]
             + [(_bare(tensor), version_of(tensor)) for tensor in others],
             [(tensor, tensor.data_ptr()) for tensor in tensors if _is_plain(tensor)],
-            [read() for read, _ in _CHOICES],
+            _choices(),
             parameters,
             _travelling(parameters),
             [*self._keys, *(frozenset(place.keys()) for place in there.objects)],
@@ -171,7 +176,7 @@ class LayerState:
         ]
         changed = () if self.is_of_now() else self._modules
         contents = [(each, each.copy()) for each in (*containers, *changed, *filter(None, self._hooks))]
-        choices = [read() for read, _ in _CHOICES]
+        choices = _choices()
         _choose(before.choices)
         replaced = [
             (place, key, weight)
@@ -192,8 +197,8 @@ class LayerState:
         for hooks, were in zip(self._hooks, before.hooks, strict=False):
             if hooks:
                 were.leave_out_others(hooks)
-        self._put_back(before)
         try:
+            self._put_back(before)
             with context_as_it_was(before.context):
                 yield
         finally:
@@ -330,7 +335,18 @@ def fill(container: Any, had: Any) -> None:
         container.extend(had)
 
 
+def _choices() -> list[Any]:
+    return [_read(read) for read, _ in _CHOICES]
+
+
+def _read(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except RuntimeError:  # torch has two ways to choose a precision, and refuses the one after the other
+        return None
+
+
 def _choose(choices: list[Any]) -> None:
     for (read, choose), value in zip(_CHOICES, choices, strict=True):
-        if read() != value:
+        if _read(read) != value and value is not None:
             choose(value)
