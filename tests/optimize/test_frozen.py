@@ -548,6 +548,35 @@ def test_a_layer_called_twice_in_one_forward_and_shared_weights() -> None:
         assert_same(steps(model), expected)
 
 
+def test_a_weight_that_an_attribute_or_a_buffer_is_a_view_of_stays_and_so_does_what_torch_quantised() -> None:
+    def made() -> nn.Module:
+        model = Routed()
+        model.blocks[1].first_row = model.blocks[1].mlp[1].weight.data[0]
+        model.blocks[2].register_buffer("bias", model.blocks[2].mlp[3].bias.data[:1])
+        quantised = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
+        model.blocks[3].eighths = nn.Parameter(quantised, requires_grad=False)
+        for block in list(model.blocks)[1:3]:
+            block.register_forward_hook(
+                lambda block, _, y: y + getattr(block, "first_row", block._buffers.get("bias")).sum()
+            )
+        model.blocks[3].register_forward_hook(lambda block, _, y: y * block.eighths.dequantize().sum())
+        return model
+
+    def written(model: nn.Module) -> Any:
+        found = steps(model, 1)
+        with torch.no_grad():
+            model.blocks[1].mlp[1].weight.mul_(0.5)
+            model.blocks[2].mlp[3].bias.mul_(0.5)
+        return [*found, *steps(model, 1)]
+
+    expected, model = written(made()), made()
+    with small(model, 1) as streamed:
+        travelling = {leaf.name for layer in streamed.placement.travelling for leaf in layer.leaves}
+        stay = {"blocks.1.mlp.1.weight", "blocks.2.mlp.3.bias", "blocks.3.eighths"}
+        assert "blocks.2.mlp.1.weight" in travelling and not travelling & stay
+        assert_same(written(model), expected)
+
+
 def test_more_slots_look_further_ahead() -> None:
     expected = steps(adapted())
     model = adapted()

@@ -27,8 +27,9 @@ def parts_of(tensor: torch.Tensor, name: str = "") -> Iterator[tuple[str, torch.
 
 
 def dense(tensor: torch.Tensor) -> bool:
-    """Whether it fills its memory without gaps or overlaps, in any order of dimensions."""
-    if tensor.layout != torch.strided or not tensor.numel():
+    """Whether it fills its memory without gaps or overlaps, in any order of dimensions. A `torch.qint8`
+    one has its scale elsewhere."""
+    if tensor.layout != torch.strided or tensor.is_quantized or not tensor.numel():
         return False
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

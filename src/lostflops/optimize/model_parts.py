@@ -53,6 +53,17 @@ def named(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     return list(cast("Any", module).named_modules())
 
 
+def state_tensors(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers, and tensors that are attributes: what a forward may write to. By their names."""
+    found: dict[str, torch.Tensor] = dict(cast("Any", layer).named_buffers())
+    for name, module in named(layer):
+        attributes: dict[str, Any] = vars(module)
+        for key, value in attributes.items():
+            if isinstance(value, torch.Tensor):
+                found[f"{name}.{key}".lstrip(".")] = value
+    return found
+
+
 def wrapper_in(model: torch.nn.Module, *kinds: str) -> torch.nn.Module | None:
     """The outermost module that is one of these, by the names of their classes: DDP, FSDP1, FSDP2."""
     wrappers = {"DDP": "DistributedDataParallel", "FSDP1": "FullyShardedDataParallel", "FSDP2": "FSDPModule"}

@@ -35,6 +35,11 @@ def own_operators() -> Generator[None]:
         _depth.value -= 1
 
 
+def running_own() -> bool:
+    """Whether what runs now on this thread is."""
+    return _depth.value > 0
+
+
 def blind_to_own(mode: Any) -> Any:
     """A dispatch mode that is not shown them any more, nor casts."""
     mode.__class__ = _blind(cast("type[Any]", type(mode)))

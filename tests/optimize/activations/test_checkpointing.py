@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import random
 import sys
 import threading
@@ -656,7 +657,7 @@ class Chance(nn.Module):
         self.draws, self.calls, self.beside, self.elsewhere = draws, 0, [0], SimpleNamespace(calls=0)
         self.generator = torch.Generator().manual_seed(3)
         self.own, self.array = random.Random(4), np.random.default_rng(5)
-        self.old = np.random.RandomState(6)
+        self.old, self.counting = np.random.RandomState(6), itertools.count(1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.inner(x)
@@ -675,6 +676,7 @@ class Chance(nn.Module):
             "none, but counts": lambda: 1 + self.calls,
             "none, but counts in a list": lambda: 1 + self.beside[0],
             "none, but counts in an object": lambda: 1 + self.elsewhere.calls,
+            "none, but counts by an iterator": lambda: next(self.counting),
             "none, and counts to no effect": lambda: 2,
         }[self.draws]()
         return (y * y * factor).sin()
@@ -715,6 +717,7 @@ def test_numpy_s_random_numbers_may_be_imported_between_forward_and_backward(
         "its old one of numpy",
         "none, but counts",
         "none, but counts in a list",
+        "none, but counts in an object",
         "none, and counts to no effect",
     ],
 )
@@ -826,13 +829,13 @@ def test_a_layer_that_writes_to_what_it_has_saved_raises_as_without(keep: Any, v
 
 @pytest.mark.parametrize("keep", [(), ("inner.mlp.*",)], ids=str)
 def test_a_layer_that_computes_something_else_the_second_time_is_refused_in_its_backward(keep: Any) -> None:
-    model, batch = of_chance("none, but counts in an object"), tiny_models.transformer_batch()
+    model, batch = of_chance("none, but counts by an iterator"), tiny_models.transformer_batch()
     checkpointed = optimize.checkpoint(model, layers=list(model), keep=keep)
     with pytest.raises(Refused, match="'2' computed something else the second time"):
         gradients_of(model, batch)
     assert "forward" not in model[0].__dict__, "still checkpointed"
     assert checkpointed.recomputed
-    model = of_chance("none, but counts in an object")
+    model = of_chance("none, but counts by an iterator")
     with optimize.checkpoint(model, layers=list(model), keep=keep, verify=None):
         gradients_of(model, batch)
 
@@ -853,12 +856,11 @@ class Rounds(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.seen = tiny_models.Block(32, 4), SimpleNamespace(calls=0)
+        self.inner, self.counting = tiny_models.Block(32, 4), itertools.count(1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen.calls += 1
         y = self.inner(x)
-        return (y * (1 + self.seen.calls * torch.finfo(y.dtype).eps)).sin()
+        return (y * (1 + next(self.counting) * torch.finfo(y.dtype).eps)).sin()
 
 
 def test_what_differs_by_rounding_only_is_told_and_not_refused() -> None:

@@ -139,6 +139,24 @@ def test_backends_and_dtypes_chosen_around_the_forward_are_those_of_the_recomput
         assert gradients(model) == expected
 
 
+def test_kernels_chosen_around_the_forward_are_those_of_the_recomputation() -> None:
+    def gradients(checkpointed: bool) -> Any:
+        torch.manual_seed(0)
+        layers = nn.Sequential(*(nn.Sequential(nn.Conv1d(64, 64, 3), nn.Tanh()) for _ in range(2)))
+        if checkpointed:
+            optimize.checkpoint(layers, layers=list(layers), keep=())
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            loss = layers(torch.randn(2, 64, 30)).square().mean()
+        finally:
+            torch._C._set_mkldnn_enabled(True)
+        loss.backward()
+        assert torch._C._get_mkldnn_enabled()
+        return [p.grad.tolist() for p in layers.parameters() if p.grad is not None]
+
+    assert gradients(True) == gradients(False)
+
+
 @pytest.mark.parametrize("which", ["bias", "buffer", "attribute"])
 def test_a_weight_written_before_the_backward_is_refused_and_everything_undone(which: str) -> None:
     """Without checkpointing nobody saved it, and the gradient is right."""
@@ -501,3 +519,43 @@ def test_a_lazy_layer_is_refused_before_its_first_forward() -> None:
         optimize.checkpoint(model, layers=list(model), keep=())
     model(torch.ones(2, SIDE))
     optimize.checkpoint(model, layers=list(model), keep=()).undo()
+
+
+class HooksGradients(Steered):
+    """Of its input, of what it is given in a dictionary, and of its weights."""
+
+    def forward(self, x: torch.Tensor, *, more: Any = None) -> torch.Tensor:
+        weight: Any = self.first.weight
+        weight.register_hook(lambda gradient: gradient * 0.5)
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient * 0.5)
+        if more is None:
+            self.first.bias.register_post_accumulate_grad_hook(_halves_what_is_accumulated)
+        else:
+            more["x"].register_hook(lambda gradient: gradient * 0.5)
+            x = x + more["x"]
+        return super().forward(x)
+
+
+def _halves_what_is_accumulated(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad *= 0.5
+
+
+def test_hooks_that_a_layer_puts_on_gradients_are_put_once() -> None:
+    def gradients_of(checkpointed: bool) -> Any:
+        model = Model(HooksGradients)
+        remedy = optimize.checkpoint(model, layers=list(model.layers)[:3], keep=()) if checkpointed else None
+        x = torch.ones(8, SIDE, requires_grad=True)
+        more = torch.full((8, SIDE), 2.0, requires_grad=True)
+        y = model.layers[1](model(x), more={"x": more * 1})
+        y.square().mean().backward()
+        if remedy:
+            remedy.undo()
+        weight: Any = model.layers[0].first.weight
+        weight.grad = None
+        model(x).sum().backward()  # with all hooks that are there by now
+        gradients = [p.grad.tolist() for p in model.parameters() if p.grad is not None]
+        return gradients, x.grad, more.grad
+
+    assert str(gradients_of(True)) == str(gradients_of(False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import polars as pl
@@ -10,8 +11,17 @@ import torch
 
 import tiny_models
 from lostflops.optimize import offload, saved_tensors
+from lostflops.optimize.device.devices import ThreadedDevice
 from lostflops.recipes import accounting
-from simulated_devices import ClockDevice, OnStream, RaceDevice, Sanitizer, VectorClocks, bytes_over
+from simulated_devices import (
+    ClockDevice,
+    LazyDevice,
+    OnStream,
+    RaceDevice,
+    Sanitizer,
+    VectorClocks,
+    bytes_over,
+)
 from test_gradients import CASES, differences, trained
 from tiny_models import loss_of
 
@@ -418,3 +428,31 @@ def test_copies_are_hidden_and_gradients_right_at_the_same_time() -> None:
     found, _, in_ledger = clocked(Synchronous(bytes_over(1.0), 4, 4), "everything", "full fine-tune")
     assert differences(expected, found) == []
     assert in_ledger < 0.05
+
+
+def test_memory_that_is_given_up_in_the_middle_of_a_copy_was_copied_before() -> None:
+    """As Megatron does with the output of a function that it computes again before the backward."""
+
+    def gradient(around: Any) -> Any:
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 64))
+        for _ in range(3):
+            weight.grad = None
+            with around:
+                y = weight
+                for _ in range(9):
+                    h = y * 2
+                    y = h.sin()
+                    kept, storage = h.detach().clone(), h.untyped_storage()
+                    nbytes, again = storage.nbytes(), h.detach()
+                    storage.resize_(0)
+                    storage.resize_(nbytes)
+                    again.data.fill_(9)  # somebody else has the memory meanwhile
+                    y.register_hook(lambda _, again=again, kept=kept: again.data.copy_(kept))
+                y.sum().backward()
+        return None if weight.grad is None else weight.grad.tolist()
+
+    for device in (LazyDevice(), ThreadedDevice()):
+        engine = offload(torch.nn.Linear(1, 1), plan="everything", threshold=1, device=device, verify=None)
+        assert gradient(engine) == gradient(nullcontext())
+        assert engine.report().out.bytes
+    assert "resize_" not in vars(torch.UntypedStorage)

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import checkpoint as torch_checkpointing
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lostflops.errors import shown
@@ -38,7 +37,9 @@ from lostflops.optimize.activations.checkpoint_measured import (
 )
 from lostflops.optimize.activations.checkpoint_repeats import Repeats
 from lostflops.optimize.activations.layer.arguments import LayerArguments, emptied
-from lostflops.optimize.activations.layer.state import Before, LayerState, state_tensors
+from lostflops.optimize.activations.layer.gradient_hooks import no_more_hooks
+from lostflops.optimize.activations.layer.state import Before, LayerState
+from lostflops.optimize.activations.layer.watched_forward import Impossible, WatchedForward
 from lostflops.optimize.activations.random_numbers import RandomNumbers
 from lostflops.optimize.activations.unwritten_saves import unwritten_saves
 from lostflops.optimize.amounts import written
@@ -57,10 +58,6 @@ THE_LAYERS = 'pass layers="blocks.*", or the modules themselves'
 _torch = cast("Any", torch_checkpointing)  # its annotations are incomplete
 _FUNCTORCH: Any = cast("Any", torch)._C._functorch
 _OURS: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-
-
-class _Impossible(Refused):
-    """Found while a layer runs: it cannot be recomputed. Another remedy's refusal leaves checkpointing on."""
 
 
 def checkpoint(
@@ -97,14 +94,18 @@ def checkpoint(
 
     Each recomputation sees the numbers, `training` and tensors that its modules had as attributes in the
     forward, lists and dictionaries of such as it had them and was given them, the modules and hooks that were
-    inside, and the attention backends and default dtype then chosen; afterwards they are as before it, so
-    that counts and loads are not added up twice. What a layer changes elsewhere, such as a count in a global
-    list, is changed twice; what it reads of other objects, such as `self.config.scale`, is read as it is
-    then. Refused: a layer that writes to a tensor of its own in place, and a weight, buffer or other tensor
-    of it, or one in a list or dictionary, that is written between the forward and the backward, or a hook
-    that changed something and is removed between the two; a layer that writes in place to what it is given,
-    and a buffer that gets other memory (`.data = ...`). Writes in place through `.data` count as none: after
-    the first backward they give wrong gradients, as `weight.data = ...` between the two does.
+    inside, and the attention backends and default dtype then chosen; so it does the attributes of other
+    objects, globals, variables of closures and of classes that the layer's code names, and generators of
+    random numbers there. Afterwards all are as before it, so that counts and loads are not added up twice,
+    and a hook that the layer puts on a gradient runs once. What its code does not name, such as
+    `getattr(config, name)`, and iterators are read as they are then.
+
+    Refused: a layer that writes in place to a tensor that it did not make, its own, one that it is given or
+    another module's, also through `.data`, in its first forward to train or to evaluate; a weight, buffer or
+    other tensor that it reads and that is written between the forward and the backward; a hook that changed
+    something and is removed between the two; a buffer that gets other memory (`.data = ...`). Between the
+    forward and the backward, writes in place through `.data` count as none: after the first backward they
+    give wrong gradients, as `weight.data = ...` there does.
     """
     if every < 1:
         raise Refused(f"every={every} takes no layer", "every=1 takes all of them, every=2 every second one")
@@ -157,6 +158,7 @@ class Checkpointed(AppliedRemedy):
         self._names = {id(module): name for name, module in named(model)}
         self._bypassed = False
         self._unchecked = {id(layer) for layer in self.layers}
+        self._watched: set[tuple[int, bool]] = set()  # forwards, to train or not
         self._kept: dict[str, int] = dict.fromkeys(keep, 0)  # how many operators each name has kept
         self._cached: Storages | None = None
         self._running = threading.local()  # which modules named in keep are running
@@ -305,7 +307,7 @@ class Checkpointed(AppliedRemedy):
             if self._bypassed:
                 return run(layer, *args, **kwargs)
             return self._checkpointed(run, layer, args, kwargs)
-        except _Impossible:
+        except Impossible:
             self.undo()
             raise
 
@@ -317,24 +319,25 @@ class Checkpointed(AppliedRemedy):
         kwargs: dict[str, Any],
     ) -> Any:
         if torch.compiler.is_compiling():
-            raise _Impossible(
+            raise Impossible(
                 f"'{self._name(layer)}' is being compiled, and checkpointing here is eager",
                 "compile without optimize.checkpoint: the compiler recomputes what is cheap by itself",
             )
         if _FUNCTORCH.peek_interpreter_stack() is not None:
-            raise _Impossible(
+            raise Impossible(
                 f"'{self._name(layer)}' runs inside torch.func.vmap, jvp or grad, where nothing can be "
                 "computed again",
                 "leave out optimize.checkpoint, or use torch.autograd",
             )
         if layer.training and getattr(layer, "gradient_checkpointing", False):
-            raise _Impossible(f"'{self._name(layer)}' meanwhile checkpoints by itself", _SWITCH_OFF)
+            raise Impossible(f"'{self._name(layer)}' meanwhile checkpoints by itself", _SWITCH_OFF)
         names, count = list(kwargs), len(args)
         first = id(layer) in self._unchecked
         self.forwards += 1
         numbers, state = self._drawn_on.get(id(layer), (None, None))
         if numbers is None or state is None or not state.is_of_now():
-            numbers, state = RandomNumbers(layer), LayerState(layer, self._name(layer))
+            state = LayerState(layer, self._name(layer))
+            numbers = RandomNumbers(layer, state.random_sources())
             if first or id(layer) in self._drawn_on:  # of a copy of the model, each time
                 self._drawn_on[id(layer)] = numbers, state
         states = numbers.states()
@@ -347,12 +350,29 @@ class Checkpointed(AppliedRemedy):
             nonlocal before
             named_values = dict(zip(names, values[count:], strict=True))
             if before is None:
-                check = _Check(self._name(layer), layer, values) if first else nullcontext()
-                with check, state.forward() as before:
-                    return forward(layer, *values[:count], **named_values)
+                with state.forward(values) as before:
+                    if (id(layer), layer.training) in self._watched:
+                        return forward(layer, *values[:count], **named_values)
+                    with WatchedForward(self._name(layer), layer, values) as watched:
+                        result = forward(layer, *values[:count], **named_values)
+                    self._watched.add((id(layer), layer.training))
+                    state.reads(watched.read, before)
+                    return result
             self.recomputed += 1
             try:
-                with numbers.as_they_were(states), given.again(), state.again(before), unwritten_saves():
+                with (
+                    numbers.as_they_were(states),
+                    given.again(),
+                    state.again(before),
+                    no_more_hooks(
+                        [
+                            *(one for one in values if isinstance(one, torch.Tensor)),
+                            *given.tensors(),
+                            *before.tensors(),
+                        ]
+                    ),
+                    unwritten_saves(),
+                ):
                     return forward(layer, *values[:count], **named_values)
             except Refused:
                 self.undo()
@@ -378,7 +398,7 @@ class Checkpointed(AppliedRemedy):
         parts = (getattr(value, part, None) for part in ("self_attention_cache", "cross_attention_cache"))
         kinds = {type(part).__name__ for part in parts if part is not None} or {type(value).__name__}
         if filled or kinds != {"DynamicCache"}:  # others are of their final size from the start
-            raise _Impossible(
+            raise Impossible(
                 f"'{self._name(layer)}' reads a {type(value).__name__} of {filled} tokens, which recomputing"
                 " would change",
                 "call the model with use_cache=False and without past_key_values, or under torch.no_grad()",
@@ -444,70 +464,11 @@ class Checkpointed(AppliedRemedy):
             if count:
                 continue
             what = "fused attention operator" if name == _ATTENTION else f"matrix product inside '{name}'"
-            raise _Impossible(
+            raise Impossible(
                 f"no layer ran any {what}, so nothing of it could be kept",
                 "attn_implementation='sdpa' makes attention one operator (with dropout on a GPU only);"
                 " keep=() recomputes everything",
             )
-
-
-class _Check(TorchDispatchMode):
-    """Refuses, in a layer's first forward, what makes checkpointing do nothing or change the model twice.
-
-    Saved-tensor hooks that are opened inside the layer win over those of checkpointing: everything is kept,
-    nothing is recomputed, and torch says nothing. So every operator must see the hooks that the layer began
-    with.
-    """
-
-    def __init__(self, name: str, layer: torch.nn.Module, given: Sequence[Any]) -> None:
-        super().__init__()  # pyright: ignore[reportUnknownMemberType]
-        self._name = name
-        self._given = [(one, _version(one)) for one in given if isinstance(one, torch.Tensor)]
-        self._state = {name: (tensor, _version(tensor)) for name, tensor in state_tensors(layer).items()}
-        self._hooks = _top_hooks()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if _top_hooks() is not self._hooks:
-            raise _Impossible(
-                f"saved-tensor hooks are opened inside '{self._name}' (seen at {func.name()}), by a"
-                " checkpoint of its own or another remedy: they would switch this one off",
-                "open them around the layer, or do not checkpoint this one: layers=...",
-            )
-        return func(*args, **(kwargs or {}))
-
-    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        super().__exit__(kind, value, traceback)  # pyright: ignore[reportUnknownMemberType]
-        if kind is not None:
-            return
-        for tensor, version in self._given:
-            if _version(tensor) != version:
-                raise _Impossible(
-                    f"'{self._name}' writes in place to what it is given (shape {list(tensor.shape)}), from "
-                    "which it would be computed again",
-                    "write `x = x + ...` instead of `x += ...`, or do not checkpoint this layer: layers=...",
-                )
-        for name, (tensor, version) in self._state.items():
-            if _version(tensor) != version:
-                raise _Impossible(
-                    f"the forward of '{self._name}' writes to its tensor '{name}': recomputing would write"
-                    " twice",
-                    "do not checkpoint this layer: layers=..., or keep the statistic outside of it",
-                )
-
-
-def _top_hooks() -> Any:
-    """The innermost, but for those that pass on what is not theirs to the ones around them."""
-    hooks: Any = cast("Any", torch)._C._autograd._top_saved_tensors_default_hooks(False)
-    pack: Any = hooks[0] if hooks else None
-    while hasattr(pack, "passes_on_to"):
-        pack = pack.passes_on_to
-    return pack
-
-
-def _version(tensor: Any) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 _SWITCH_OFF = "model.gradient_checkpointing_disable(), or leave out optimize.checkpoint"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,11 +21,12 @@ State = tuple["Callable[[Any], Any]", Any]  # what to write it with: numpy may b
 class RandomNumbers:
     """All that a module can draw from, found when it is made; an attribute may get another value later."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, more: Iterable[Any] = ()) -> None:
+        """`more`: places beside the modules' attributes."""
         self._owned = [
-            (owner, key)
-            for owner in module.modules()
-            for key, value in vars(owner).items()
+            (place, key)
+            for place in (*map(vars, module.modules()), *more)
+            for key, value in place.items()
             if ways_of(value) is not None
         ]
 
@@ -48,7 +49,7 @@ class RandomNumbers:
         ways = [(random.getstate, random.setstate)]
         if numpy is not None:
             ways.append((numpy.get_state, numpy.set_state))
-        owned = [ways_of(getattr(owner, key, None)) for owner, key in self._owned]
+        owned = [ways_of(place.get(key)) for place, key in self._owned]
         return [*ways, *(each or (_nothing, _nothing) for each in owned)]
 
 

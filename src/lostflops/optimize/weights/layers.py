@@ -14,6 +14,7 @@ from lostflops.optimize.amounts import written
 from lostflops.optimize.device import peak
 from lostflops.optimize.device.devices import Device
 from lostflops.optimize.memory_layout import aligned, dense, parts_of, view_of
+from lostflops.optimize.model_parts import state_tensors
 from lostflops.optimize.refused import Refused
 
 SAMPLED = 32  # bytes of a weight
@@ -144,6 +145,12 @@ def layers_of(
         if id(each) not in travels and not (frozen_only and each.requires_grad)
     ]
     total = sum(part.numel() * part.itemsize for each in stay for _, part in parts_of(each))
+    if not layers and any(module is not None for module, _, _, p in weights if not p.requires_grad):
+        raise Refused(
+            "no weight of the layers can travel: each is used by several layers, shares memory with another "
+            "weight, buffer or attribute, is quantised by torch, or has gaps",
+            "remove attributes that are views of weights, or name other modules: layers=[...]",
+        )
     if not layers:
         raise Refused(
             "there is no list of layers with frozen weights in this model",
@@ -183,14 +190,15 @@ def _weights(
 
 
 def _overlapping(model: torch.nn.Module) -> set[int]:
-    """Parameters that share memory with another: tied without being the same."""
+    """Parameters that share memory with another, tied without being the same, or with a buffer or attribute:
+    a view of a weight would no longer see what is written to the weight."""
     spans: list[tuple[str, int, int, int]] = []
-    for parameter in model.parameters():
-        for _, part in parts_of(parameter):
+    for tensor in (*model.parameters(), *state_tensors(model).values()):
+        for _, part in parts_of(tensor):
             if part.layout == torch.strided and part.numel():
                 last = sum((n - 1) * stride for n, stride in zip(part.shape, part.stride(), strict=True))
                 start = part.data_ptr()
-                spans.append((str(part.device), start, start + (last + 1) * part.itemsize, id(parameter)))
+                spans.append((str(part.device), start, start + (last + 1) * part.itemsize, id(tensor)))
     spans.sort()
     found: set[int] = set()
     furthest: tuple[str, int, int, int] | None = None

@@ -8,19 +8,17 @@ mask in a dictionary that was written for the next microbatch. A generator of ra
 from __future__ import annotations
 
 import copy
-from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any, cast
 
 import torch
 
+from lostflops.optimize.activations.layer.attributes import CHANGING
 from lostflops.optimize.activations.layer.state import fill, version_of
 from lostflops.optimize.activations.random_numbers import Ways, bring_back, states_of, ways_of
 from lostflops.optimize.refused import Refused
-
-_CONTAINERS = (list, dict, set, deque)
 
 
 class LayerArguments:
@@ -37,6 +35,10 @@ class LayerArguments:
                 self._look_into(value, seen)
         self._numbers = states_of(self._draws)
 
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Those in lists and the like."""
+        return (tensor for tensor, _ in self._tensors)
+
     def _look_into(self, value: Any, seen: set[int]) -> None:
         if isinstance(value, torch.Tensor):
             self._tensors.append((value, version_of(value)))
@@ -49,7 +51,7 @@ class LayerArguments:
         if id(inside) in seen:
             return
         seen.add(id(inside))
-        if type(inside) in _CONTAINERS:
+        if type(inside) in CHANGING:
             self._held.append((inside, inside.copy()))
         for each in inside.values() if issubclass(type(inside), dict) else inside:
             self._look_into(each, seen)
@@ -81,7 +83,7 @@ def _inside(value: Any) -> Any:
     """What holds the parts of a value; None for what has none."""
     if is_dataclass(value) and hasattr(value, "__dict__"):
         return None if isinstance(value, type) else cast("Any", vars(cast("Any", value)))
-    return cast("Any", value) if isinstance(value, (*_CONTAINERS, tuple)) else None
+    return cast("Any", value) if isinstance(value, (*CHANGING, tuple)) else None
 
 
 def emptied(cache: Any) -> Any:

@@ -6,15 +6,24 @@ to bring back. So tensors are held without their graphs, and lists, dictionaries
 
 from __future__ import annotations
 
-from collections import deque
+import copy
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum
+from operator import is_
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, cast
+from weakref import ref
 
 import torch
 
-CONTAINERS = (list, dict, set, deque)
-MOST = 4096  # values of a list, dictionary or set: of longer ones nothing is held
+from lostflops.optimize.activations.layer.elsewhere import is_object
+
+CHANGING = frozenset((list, dict, set, deque, OrderedDict, defaultdict, Counter))  # containers
+CONTAINERS = CHANGING | {tuple, frozenset, torch.Size}
+MOST = 4096  # values of a list, dictionary, set or array: of longer ones nothing is held
+MOST_OBJECTS = 256  # that are looked into
 _NOT_HELD: Any = object()
 _PLAINEST = frozenset((bool, int, float, str, type(None)))  # as nearly all are: found sooner
 _PLAIN: Any = (
@@ -33,25 +42,44 @@ _PLAIN: Any = (
 )
 
 
-Place = dict[str, Any]
+Place = Any  # dict[str, Any], or Names that are looked up elsewhere
 Values = list[tuple[Place, str, Any]]
 
 
-def held(places: list[Place], but: frozenset[str]) -> tuple[Values, list[torch.Tensor]]:
-    """Attributes whose values can be held, without graphs, and the tensors among those."""
-    known: dict[int, Any] = {}
+@dataclass
+class Held:
+    """What there was: values that can be held, the tensors among them, and places of objects found inside."""
+
+    values: Values
+    tensors: list[torch.Tensor]
+    objects: list[Any]
+
+
+def held(
+    places: list[Any], but: frozenset[str], attributes: Callable[[Any], Any], given: Iterable[Any] = ()
+) -> Held:
+    """Attributes whose values can be held, without graphs. `attributes` of an object are another place, also
+    of those in what is `given`."""
+    making = _Making()
     values: Values = []
-    for place in places:
+    for value in given:
+        making.made_of(value)
+    waiting, done = list(places), 0
+    for place in waiting:
         for key, value in place.items():
-            if key not in but and (one := _made_of(value, known)) is not _NOT_HELD:
+            if key not in but and (one := making.made_of(value)) is not _NOT_HELD:
                 values.append((place, key, one))
-    return values, [one for one in known.values() if isinstance(one, torch.Tensor)]
+        waiting += [attributes(thing) for thing in making.objects[done:MOST_OBJECTS]]
+        done = len(making.objects)
+    tensors = [one for one in making.known.values() if isinstance(one, torch.Tensor)]
+    return Held(values, tensors, waiting[len(places) :])
 
 
 def anew(values: Values) -> Values:
     """What was held, with containers of their own: what writes to them does not change what is held."""
-    known: dict[int, Any] = {}
-    return [one if type(one[2]) in _PLAINEST else (one[0], one[1], _made_of(one[2], known)) for one in values]
+    making = _Making()
+    made = [one if type(one[2]) in _PLAINEST else (one[0], one[1], making.made_of(one[2])) for one in values]
+    return [one for one in made if one[2] is not _NOT_HELD]
 
 
 def without_graph(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -69,30 +97,68 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
     return plain.requires_grad_() if tensor.requires_grad else plain
 
 
-def _made_of(value: Any, known: dict[int, Any]) -> Any:
+class _Weakly:
+    """An object that may have a graph, for as long as somebody else holds it."""
+
+    def __init__(self, value: Any) -> None:
+        self.there = ref(value)
+
+
+class _Making:
     """`known` is what was made of the same before: what two attributes share, they share again."""
-    if type(value) in _PLAINEST or isinstance(value, _PLAIN) or _is_function(value):
-        return value
-    if id(value) not in known:
-        known[id(value)] = _NOT_HELD  # of a container that holds itself
+
+    def __init__(self) -> None:
+        self.known: dict[int, Any] = {}
+        self.objects: list[Any] = []
+
+    def made_of(self, value: Any) -> Any:
+        kind = cast("Any", type(value))
+        if kind in _PLAINEST or isinstance(value, _PLAIN) or _is_function(value):
+            return value
+        if kind is _Weakly:
+            found = value.there()
+            return _NOT_HELD if found is None else found
+        if id(value) not in self.known:
+            self.known[id(value)] = _NOT_HELD  # of a container that holds itself
+            self.known[id(value)] = self._made_of(value, kind)
+        return self.known[id(value)]
+
+    def _made_of(self, value: Any, kind: Any) -> Any:
         if isinstance(value, torch.Tensor):
             tensor = without_graph(value)
-            known[id(value)] = _NOT_HELD if tensor is None else tensor
-        elif type(value) in (*CONTAINERS, tuple, frozenset, torch.Size) and len(value) <= MOST:
-            known[id(value)] = _copied(value, known)
-    return known[id(value)]
+            return _NOT_HELD if tensor is None else tensor
+        if kind in CONTAINERS or _is_named_tuple(value):
+            return self._copied(value, kind) if len(value) <= MOST else _NOT_HELD
+        if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+            return value.copy() if value.size <= MOST and not value.dtype.hasobject else _NOT_HELD
+        if is_object(value):
+            self.objects.append(value)
+        try:
+            return _Weakly(value)
+        except TypeError:
+            return value if kind is object else _NOT_HELD
+
+    def _copied(self, container: Any, kind: Any) -> Any:
+        of_pairs = issubclass(kind, dict)
+        made = [self.made_of(one) for one in (container.values() if of_pairs else container)]
+        if any(one is _NOT_HELD for one in made):
+            return _NOT_HELD
+        if kind not in CHANGING and all(map(is_, container, made)):
+            return container
+        if of_pairs:
+            filled: Any = copy.copy(container)
+            filled.clear()
+            for key, one in zip(container, made, strict=True):  # what `update` does differs
+                filled[key] = one
+            return filled
+        if issubclass(kind, deque):
+            return deque(made, container.maxlen)
+        of_kind: Any = kind
+        return of_kind(*made) if _is_named_tuple(container) else of_kind(made)
 
 
-def _copied(container: Any, known: dict[int, Any]) -> Any:
-    kind = cast("Any", type(container))
-    made = [_made_of(one, known) for one in (container.values() if kind is dict else container)]
-    if any(one is _NOT_HELD for one in made):
-        return _NOT_HELD
-    if kind is dict:
-        return dict(zip(cast("dict[Any, Any]", container), made, strict=True))
-    if kind is deque:
-        return deque(made, cast("deque[Any]", container).maxlen)
-    return cast("Any", type(container))(made)
+def _is_named_tuple(value: Any) -> bool:
+    return issubclass(type(value), tuple) and hasattr(value, "_fields")
 
 
 def _is_function(value: Any) -> bool:

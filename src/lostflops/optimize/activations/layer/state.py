@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any, cast
+from weakref import ref
 
 import torch
 
 from lostflops.optimize import claims
 from lostflops.optimize.activations.layer.attributes import (
-    CONTAINERS,
+    CHANGING,
     Place,
     Values,
     anew,
@@ -28,8 +30,13 @@ from lostflops.optimize.activations.layer.attributes import (
     held,
     without_graph,
 )
+from lostflops.optimize.activations.layer.elsewhere import (
+    Names,
+    context_as_it_was,
+    context_variables,
+    elsewhere,
+)
 from lostflops.optimize.activations.layer.hooks import KINDS, Hooks, RanHooks, watched
-from lostflops.optimize.model_parts import named
 from lostflops.optimize.refused import Refused
 
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
@@ -42,6 +49,11 @@ _CHOICES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (_C._get_mem_efficient_sdp_enabled, _C._set_sdp_use_mem_efficient),
     (_C._get_math_sdp_enabled, _C._set_sdp_use_math),
     (_C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
+    (_C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
+    (_C._get_cudnn_enabled, _C._set_cudnn_enabled),
+    (_C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.get_default_dtype, torch.set_default_dtype),
 )
 
@@ -58,7 +70,13 @@ class Before:
     keys: list[frozenset[str]]  # of attributes and buffers
     values: Values  # of attributes and buffers, of those that can be held
     forwards: list[tuple[Place, Any]]  # in the place of the class's
+    objects: list[Place]  # attributes of objects that the layer has or its code names
+    context: dict[ContextVar[Any], Any]
     hooks: list[RanHooks] = field(default_factory=list[RanHooks])
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Weights, buffers and other tensors of the layer."""
+        return (tensor for tensor, _ in self.weights)
 
 
 class LayerState:
@@ -66,9 +84,11 @@ class LayerState:
 
     def __init__(self, layer: torch.nn.Module, name: str) -> None:
         self._name = name
+        self._code = elsewhere(layer)
         modules = list(layer.modules())
         self._attributes: list[Place] = [vars(module) for module in modules]
         self._places: list[Place] = [*self._attributes, *(place["_buffers"] for place in self._attributes)]
+        self._places += self._code.places
         self._parameters: list[Place] = [place["_parameters"] for place in self._attributes]
         self._modules: list[Place] = [place["_modules"] for place in self._attributes]
         self._had_modules = [place.copy() for place in self._modules]
@@ -77,14 +97,24 @@ class LayerState:
         self._hooks += [getattr(torch.nn.modules.module, f"_global{kind}") for kind in KINDS]
         self._by_fsdp = set(_by_fsdp(modules))
         self._keys: list[frozenset[str]] = [frozenset()] * len(self._places)
+        self._elsewhere: dict[int, ref[torch.Tensor]] = {}  # tensors that it reads and does not have, by id
 
     def is_of_now(self) -> bool:
         """Whether the layer still has the modules that it had."""
         return not any(map(_replaced, self._modules, self._had_modules))
 
+    def random_sources(self) -> list[Any]:
+        """Where generators of random numbers may be that are none of its modules' attributes."""
+        return [*self._code.places, *held(self._places, _NOT_HELD, self._code.attributes).objects]
+
+    def reads(self, tensors: Iterable[torch.Tensor], before: Before) -> None:
+        """These are nobody's that it has or was given: they are watched from now on like its own."""
+        self._elsewhere |= {id(tensor): ref(tensor) for tensor in tensors}
+        before.weights += [(_bare(tensor), version_of(tensor)) for tensor in tensors]
+
     @contextmanager
-    def forward(self) -> Generator[Before]:
-        """Notes what is there before a forward."""
+    def forward(self, given: Iterable[Any]) -> Generator[Before]:
+        """Notes what is there before a forward, also of objects that it is given."""
         parameters = [
             (place, key, weight if weight.is_leaf else detached(weight), weight.requires_grad)
             for place in self._parameters
@@ -95,16 +125,24 @@ class LayerState:
             keys if keys == place.keys() else frozenset(place)
             for keys, place in zip(self._keys, self._places, strict=True)
         ]
-        values, tensors = held(self._places, _NOT_HELD)
+        objects = (value for value in given if not isinstance(value, torch.Tensor))
+        there = held(self._places, _NOT_HELD, self._code.attributes, objects)
+        tensors = there.tensors
+        others = [tensor for one in self._elsewhere.values() if (tensor := one()) is not None]
+        if len(others) < len(self._elsewhere):
+            self._elsewhere = {id(tensor): ref(tensor) for tensor in others}
         before = Before(
-            [(weight, version_of(weight)) for _, _, weight, _ in parameters],
+            [(weight, version_of(weight)) for _, _, weight, _ in parameters]
+            + [(_bare(tensor), version_of(tensor)) for tensor in others],
             [(tensor, tensor.data_ptr()) for tensor in tensors if _is_plain(tensor)],
-            [read() for read, _ in _CHOICES],
+            _choices(),
             parameters,
             _travelling(parameters),
-            self._keys,
-            values,
+            [*self._keys, *(frozenset(place.keys()) for place in there.objects)],
+            there.values,
             [(place, place["forward"]) for place in self._attributes if "forward" in place],
+            there.objects,
+            context_variables(),
         )
         with watched(self._hooks) as before.hooks:
             yield before
@@ -122,22 +160,23 @@ class LayerState:
                 "run the backward before streaming begins or ends",
             )
         self._refuse_gone_hooks(before)
-        had = [place.copy() for place in self._places]
+        places = [*self._places, *before.objects]
+        had = [place.copy() for place in places]
         tensors = [
             (key, value, version_of(value))
-            for place in self._places
+            for place in places
             for key, value in place.items()
             if isinstance(value, torch.Tensor)
         ]
         containers: list[Any] = [
             value
-            for place in self._attributes
+            for place in places
             for key, value in place.items()
-            if type(value) in CONTAINERS and key not in _TORCHS
+            if type(value) in CHANGING and key not in _TORCHS
         ]
         changed = () if self.is_of_now() else self._modules
         contents = [(each, each.copy()) for each in (*containers, *changed, *filter(None, self._hooks))]
-        choices = [read() for read, _ in _CHOICES]
+        choices = _choices()
         _choose(before.choices)
         replaced = [
             (place, key, weight)
@@ -158,15 +197,16 @@ class LayerState:
         for hooks, were in zip(self._hooks, before.hooks, strict=False):
             if hooks:
                 were.leave_out_others(hooks)
-        self._put_back(before)
         try:
-            yield
+            self._put_back(before)
+            with context_as_it_was(before.context):
+                yield
         finally:
             _choose(choices)
             _turn(turned.values())
             for place, key, weight in others:
                 _put(place, key, weight)
-            for place, were in zip(self._places, had, strict=True):
+            for place, were in zip(places, had, strict=True):
                 for key in _replaced(place, were):
                     _put(place, key, were.get(key, _MISSING))
             for each, were in contents:
@@ -177,7 +217,7 @@ class LayerState:
 
     def _put_back(self, before: Before) -> None:
         """Attributes and buffers as they were: those that have come since are left out."""
-        for place, keys in zip(self._places, before.keys, strict=True):
+        for place, keys in zip([*self._places, *before.objects], before.keys, strict=True):
             for key in place.keys() - keys:
                 value = place[key]
                 of_fsdp = isinstance(value, torch.Tensor) and without_graph(value) is None
@@ -204,9 +244,9 @@ class LayerState:
         for weight, version in before.weights:
             if version_of(weight) != version:
                 raise Refused(
-                    f"a weight, buffer or other tensor of '{self._name}' (shape {list(weight.shape)}) was "
-                    "written between the forward and the backward, which would compute the layer again with "
-                    "another one",
+                    f"a weight, buffer or other tensor of '{self._name}' or that it reads (shape "
+                    f"{list(weight.shape)}) was written between the forward and the backward, which would "
+                    "compute the layer again with another one",
                     "step the optimizer after the backward, or do not checkpoint this layer: layers=...",
                 )
         for tensor, address in before.places:
@@ -217,17 +257,6 @@ class LayerState:
                     "computed again",
                     "write `self.name = ...` instead, or do not checkpoint this layer: layers=...",
                 )
-
-
-def state_tensors(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers, and tensors that are attributes: what a forward may write to. By their names."""
-    found: dict[str, torch.Tensor] = dict(cast("Any", layer).named_buffers())
-    for name, module in named(layer):
-        attributes: Place = vars(module)
-        for key, value in attributes.items():
-            if isinstance(value, torch.Tensor):
-                found[f"{name}.{key}".lstrip(".")] = value
-    return found
 
 
 def _is_freed(tensor: torch.Tensor) -> bool:
@@ -258,11 +287,17 @@ def _written_twice(name: str, key: str) -> Refused:
     )
 
 
+def _bare(tensor: torch.Tensor) -> torch.Tensor:
+    """Without its graph; counts the same writes."""
+    return tensor if tensor.is_leaf else tensor.detach()
+
+
 def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
 def _replaced(place: Place, had: Place) -> list[str]:
+    place = place.copy() if isinstance(place, Names) else place
     if len(place) == len(had) and all(map(is_, place.values(), had.values())):
         return []
     return [key for key in {**had, **place} if place.get(key, _MISSING) is not had.get(key, _MISSING)]
@@ -286,11 +321,11 @@ def _put(place: Place, key: str, value: Any) -> None:
 
 
 def fill(container: Any, had: Any) -> None:
-    if isinstance(container, dict):
-        now, then = cast("Place", container), cast("Place", had)
-        if _replaced(now, then):
-            now.clear()
-            now.update(then)
+    if issubclass(type(container), dict):
+        if _replaced(container, had):
+            container.clear()
+            for key, value in had.items():  # what `update` does differs
+                container[key] = value
     elif type(container) is set:
         members = cast("set[Any]", container)
         members.intersection_update(had)
@@ -300,7 +335,18 @@ def fill(container: Any, had: Any) -> None:
         container.extend(had)
 
 
+def _choices() -> list[Any]:
+    return [_read(read) for read, _ in _CHOICES]
+
+
+def _read(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except RuntimeError:  # torch has two ways to choose a precision, and refuses the one after the other
+        return None
+
+
 def _choose(choices: list[Any]) -> None:
     for (read, choose), value in zip(_CHOICES, choices, strict=True):
-        if read() != value:
+        if _read(read) != value and value is not None:
             choose(value)

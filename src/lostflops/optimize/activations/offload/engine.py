@@ -15,6 +15,7 @@ phases          what the engine is doing, and what takes it from one to the next
 saving          whether a tensor may move, and what is handed back
 sending         which storage leaves
 learning        what is learned of a microbatch, and what the next ones move
+resized         when memory is given up in between
 checking        whether what came back is what was saved
 schedule        when each storage travels, and what waits for what
 arena           host memory
@@ -38,6 +39,7 @@ from lostflops.optimize.activations.offload.checking import Checker
 from lostflops.optimize.activations.offload.choice import Plan
 from lostflops.optimize.activations.offload.learning import Learner
 from lostflops.optimize.activations.offload.memory.arena import Arena
+from lostflops.optimize.activations.offload.memory.resized import before_resizes
 from lostflops.optimize.activations.offload.phases import Phase
 from lostflops.optimize.activations.offload.proof import Proof, prove
 from lostflops.optimize.activations.offload.report import OffloadReport, OneWay
@@ -139,6 +141,7 @@ class Engine(AppliedRemedy):
                 self.model.register_forward_pre_hook(OwnHook(lambda *_: self._forward_begins())).remove
             )
             stack.callback(claims.register(self._saver.claim, last=True))
+            stack.enter_context(before_resizes(self._saver.before_resize))
             stack.enter_context(claims.hooks())
         except RuntimeError as error:
             stack.close()

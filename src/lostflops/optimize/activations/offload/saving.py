@@ -386,6 +386,10 @@ class Saver:
 
     # Afterwards.
 
+    def before_resize(self, storage: torch.UntypedStorage) -> None:
+        with self._lock:
+            self._schedule.before_resize(storage)
+
     def dropped(self, gone: Handle | Entry) -> None:
         self._dropped.append(gone)
         self._collect()

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from lostflops.optimize.device.disk_blocks import DiskBlock
+from lostflops.optimize.device.peak import address_of
 
 if TYPE_CHECKING:
     from lostflops.optimize.activations.offload.memory.arena import Arena, HostBlock
@@ -200,6 +201,9 @@ class CopySchedule:
     def send(self, entry: Entry, microbatch: Microbatch | None = None) -> bool:
         """Queues the copy out of a resident entry. False, and it is kept, when nothing has room for it."""
         assert entry.state is StorageState.RESIDENT and entry.source is not None
+        if entry.source.untyped_storage().nbytes() < entry.nbytes:
+            self.keep(entry, "resized since")
+            return False
         block = self._room(microbatch or Microbatch(), entry.nbytes)
         if block is None:
             self.keep(entry, "host memory full" if self.disk is None else "host memory and disk full")
@@ -258,6 +262,13 @@ class CopySchedule:
                 entry.state = _LEFT[entry.state]
             if entry.state is StorageState.HOST or entry.state is StorageState.RELEASED:
                 self._let_source_go(entry)
+
+    def before_resize(self, storage: torch.UntypedStorage) -> None:
+        """What is queued from now on, and whoever gets its memory, comes after the copies of it."""
+        for entry in self._leaving:
+            if entry.source is not None and address_of(entry.source.untyped_storage()) == address_of(storage):
+                for stream in (entry.stream, self.device.current_stream()):
+                    self.device.wait(stream, entry.out_done)
 
     def _let_source_go(self, entry: Entry) -> None:
         if entry.source is not None:
