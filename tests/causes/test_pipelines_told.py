@@ -106,6 +106,11 @@ def test_passes_in_no_known_order_may_be_of_a_better_schedule_already(schedule: 
             1,
         ),
         (
+            "its group is unknown; ranks recorded between 55 and 56 operations of none",
+            "8.00 ms of it may be either: the recording does not say which ranks communicate with each other",
+            1,
+        ),
+        (
             "rank 3, its peer, is not here",
             "8.00 ms of it may be either: the other ends were not recorded",
             None,

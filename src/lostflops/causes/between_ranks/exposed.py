@@ -26,7 +26,7 @@ from lostflops.causes.purposes import (
 )
 from lostflops.causes.stages import of_slow_stage, slowest_stage
 from lostflops.finding import Finding, milliseconds
-from lostflops.intervals.matching import CONTRADICT
+from lostflops.intervals.matching import CONTRADICT, NO_GROUP
 from lostflops.recipes.transfers import SLOWER
 
 EXPOSED = "communication-exposed"
@@ -305,6 +305,8 @@ def _untold(given: Given) -> str:
     reasons = [] if table is None else table["unmatched_reason"].drop_nulls().mode().sort().to_list()
     if reasons and UNCLEAR.search(reasons[0]):
         return "some messages lack one end, and which of the others belong together is unclear"
+    if reasons and reasons[0].startswith(NO_GROUP):
+        return "the recording does not say which ranks communicate with each other"
     return UNTOLD.get(reasons[0], "") if reasons else ""
 
 
