@@ -85,6 +85,7 @@ def test_ranks_that_compute_alike_are_told_together_where_no_message_says_who_is
         "Ranks 0 to 3 compute longest in the pipeline: 390 ms per step, the others 196 ms."
     )
     assert slowest_stage(given(rows[:5])) is None, "they are most of the job"
+    assert slowest_stage(given([(0, 0, EXPOSED, 9)])) is None, "nobody computes"
 
 
 @pytest.mark.parametrize(("schedule", "told"), [("unknown", True), ("1f1b", False), ("", False)])
