@@ -85,6 +85,7 @@ def test_ranks_that_compute_alike_are_told_together_where_no_message_says_who_is
         "Ranks 0 to 3 compute longest in the pipeline: 390 ms per step, the others 196 ms."
     )
     assert slowest_stage(given(rows[:5])) is None, "they are most of the job"
+    assert slowest_stage(given([(0, 0, EXPOSED, 9)])) is None, "nobody computes"
 
 
 @pytest.mark.parametrize(("schedule", "told"), [("unknown", True), ("1f1b", False), ("", False)])
@@ -103,6 +104,11 @@ def test_passes_in_no_known_order_may_be_of_a_better_schedule_already(schedule: 
         (
             "ranks recorded between 55 and 56 operations of its group; which belong together is unclear",
             f"8.00 ms of it may be either: {UNCLEAR}",
+            1,
+        ),
+        (
+            "its group is unknown; ranks recorded between 55 and 56 operations of none",
+            "8.00 ms of it may be either: the recording does not say which ranks communicate with each other",
             1,
         ),
         (

@@ -10,7 +10,10 @@ import polars as pl
 import pytest
 
 import lostflops
+from by_hand import MS, finding, given
 from lostflops.causes import Given, with_busy_links
+from lostflops.causes.between_ranks.exposed import exposed_communication
+from lostflops.causes.page_findings import PageFindings
 from lostflops.causes.purposes import (
     Exposed,
     _of_values,  # pyright: ignore[reportPrivateUsage]
@@ -343,6 +346,20 @@ def test_reductions_in_the_first_part_of_a_step_may_be_of_layers_where_no_passes
     (finding,) = (f for f in page.findings if f.name == "communication-exposed")
     assert any("all-reduces of gradients" in fact for fact in finding.evidence) == told
     assert any("of gradients or of layers" in fact for fact in finding.evidence) != told
+
+
+def test_what_counts_for_a_late_rank_is_told_where_the_operations_hold_it() -> None:
+    """Of an Nsight export without groups: 16.7 ms of all-reduces were named for a finding of 2.72 ms."""
+    rows = [
+        (rank, 0, account, 20 * MS) for rank in range(2) for account in ("compute", "communication.exposed")
+    ]
+    page = PageFindings(replace(given(rows), operations={"all-reduce|0": 2 * 16 * MS}))
+    base = finding("communication-exposed", "communication.exposed", 16)
+    exposed_communication(page, base, 3 * MS, 0, awaited=(1, 13 * MS))
+    (found,) = page.all()
+    assert found.contributors == ("all-reduce 16.0 ms",) and found.size == 3 * MS
+    assert "13.0 ms of these is waiting for rank 1, and counts there" in found.evidence
+    assert not any("at the same time" in fact for fact in found.evidence)
 
 
 def test_operations_of_no_known_group_are_told_apart_by_their_streams(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_unequal_counts_that_line_up_nowhere_are_left_alone() -> None:
     collectives, ranks = job.tables(clock_error=2_000)
     middle = collectives.filter((pl.col("rank") == 0) | pl.col("call").is_between(2, 7))
     assert reasons(matches(middle, ranks)) == {
-        "ranks recorded between 6 and 10 operations of its group; which belong together is unclear"
+        "its group is unknown; ranks recorded between 6 and 10 operations of none"
     }
 
 
@@ -448,7 +448,7 @@ def test_nothing_to_match_gives_the_same_columns() -> None:
 # -- at the limits of the rules -----------------------------------------------------------------------------
 
 CONTRADICTION = "the ranks' times contradict each other: one leaves before another has come"
-UNCLEAR = "ranks recorded between {} and {} operations of its group; which belong together is unclear"
+UNCLEAR = "its group is unknown; ranks recorded between {} and {} operations of none"
 
 
 def sure(clock_error: int, ranks: int = 2) -> list[dict[str, Any]]:

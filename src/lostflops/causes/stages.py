@@ -163,7 +163,7 @@ def slowest_stage(given: Given) -> SlowStage | None:
     longest = max(by_rank.values(), default=0)
     alike = tuple(sorted(rank for rank, ns in by_rank.items() if ns * STANDS_OUT > longest))
     told = bool(known)
-    if not told and 2 * len(alike) <= len(by_rank):
+    if not told and 0 < 2 * len(alike) <= len(by_rank):
         known = [alike, *((rank,) for rank in by_rank if rank not in alike)]
     means = {ranks: sum(by_rank[r] for r in ranks) // len(ranks) for ranks in known}
     if len(means) < 2:

@@ -140,7 +140,8 @@ def join_waiting(page: PageFindings) -> None:
     if page.reaches(moving + left, EXPOSED_FROM) and (exposed is not None or found):
         base = exposed or found[-1]
         delayed = (late.rank, late.delays) if late and late.delays else None
-        exposed_communication(page, base, moving, left, delayed)
+        awaited = (late.rank, min(untold, unsplit)) if late and unsplit else None
+        exposed_communication(page, base, moving, left, delayed, awaited)
 
 
 def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:

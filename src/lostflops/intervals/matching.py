@@ -53,7 +53,8 @@ LISTED = re.compile(r"\[[0-9, ]*\]$")
 DIFFER = "the ranks' collectives differ in kind, bytes or order"
 NOBODY_ELSE = "no other rank recorded it"
 CONTRADICT = "the ranks' times contradict each other: one leaves before another has come"
-SEVERAL = "its group is unknown, and ranks leave its operations too far apart for one group of all ranks"
+NO_GROUP = "its group is unknown"
+SEVERAL = f"{NO_GROUP}, and ranks leave its operations too far apart for one group of all ranks"
 # Ranks leave one collective within microseconds of each other. Where they leave operations of no known group
 # further apart than this, ns, and than this share of their time, in such a part of so many at least, groups
 # of some ranks ran them side by side.
@@ -229,7 +230,7 @@ def _members_of(
         least = "" if worlds else "at least "
         unknown = f"only {len(present)} of {least}{world} ranks are here and its group is unknown"
     else:
-        unknown = "its group is unknown and the job has several" if several else ""
+        unknown = f"{NO_GROUP} and the job has several" if several else ""
     listed = [_members(name) for name in groups]
     here = numbered(group, rank)[0]
     those_here = np.maximum(2, np.bincount(group[here], minlength=len(groups)))
@@ -316,10 +317,11 @@ def _by_place(rows: _Rows, of: Int, keys: Int, reasons: _Reasons, trust_clocks: 
         from_end = likely_back & (~likely | (back.inside > forward.inside))
     else:  # a shift by one place would look like a clock offset of one step
         from_start, from_end = forward.same & told & equal, np.zeros(len(num), np.bool_)
+    of_all = lanes.every(rows.of_all[of])
     apart = np.zeros(len(num), np.bool_)
-    if trust_clocks and rows.of_all[of].any():
+    if trust_clocks and of_all.any():
         call = np.where(from_start[lane], place, count - place)
-        apart = lanes.every(rows.of_all[of]) & _left_apart(rows, of, lane, call, num)
+        apart = of_all & _left_apart(rows, of, lane, call, num)
         from_start, from_end = from_start & ~apart, from_end & ~apart
     held = (from_start | from_end)[lane]
     since = np.where(from_start[lane], FROM_START, FROM_END)
@@ -339,6 +341,8 @@ def _by_place(rows: _Rows, of: Int, keys: Int, reasons: _Reasons, trust_clocks: 
             text = (
                 f"ranks recorded between {fewest[at]} and {most[at]} operations of its group; which belong "
                 "together is unclear"
+                if not of_all[at]
+                else f"{NO_GROUP}; ranks recorded between {fewest[at]} and {most[at]} operations of none"
             )
         why[at] = reasons.number(text)
     rows.reason[of] = why[lane]

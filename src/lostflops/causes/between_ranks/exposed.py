@@ -27,7 +27,7 @@ from lostflops.causes.purposes import (
 )
 from lostflops.causes.stages import of_slow_stage, slowest_stage
 from lostflops.finding import Finding, milliseconds
-from lostflops.intervals.matching import CONTRADICT
+from lostflops.intervals.matching import CONTRADICT, NO_GROUP
 from lostflops.recipes.transfers import SLOWER
 from lostflops.replay.edits.between_ranks.overlap import NONE_EARLIER
 
@@ -57,11 +57,17 @@ UNCLEAR = re.compile(r"^ranks recorded between .* belong together is unclear$")
 
 
 def exposed_communication(
-    page: PageFindings, base: Finding, moving: int, waited: int, delayed: tuple[int, int] | None = None
+    page: PageFindings,
+    base: Finding,
+    moving: int,
+    waited: int,
+    delayed: tuple[int, int] | None = None,
+    awaited: tuple[int, int] | None = None,
 ) -> None:
     """What communication itself costs, with what is known about the network as evidence.
 
-    `delayed` is a rank and how much exposed transfer begins late for it, ns: that rank's finding has it.
+    `delayed` is a rank and how much exposed transfer begins late for it, ns, `awaited` a rank and how much of
+    what may be waiting or transfer is waiting for it: that rank's finding has both.
     """
     given = page.given
     network = page.take(*NETWORK)
@@ -103,8 +109,9 @@ def exposed_communication(
                 # These count the waiting that has a finding of its own.
                 *exposed_for(given),
                 *_of_unknown_use(given),
+                *_waited_in_them(awaited, moving + waited),
                 *((untold,) if untold else ()),
-                *_side_by_side(page, base, moving + waited, delayed),
+                *_side_by_side(page, base, moving + waited, delayed, awaited),
                 *_in_one_bucket(page, moving + waited),
                 *_reached(given),
                 *_nothing_to_compare(page, moving - unknown),
@@ -169,14 +176,26 @@ def with_busy_links(finding: Finding, given: Given) -> Finding:
     )
 
 
+def _waited_in_them(awaited: tuple[int, int] | None, cost: int) -> Iterator[str]:
+    """How much of the operations that are named is waiting for a rank that is told by itself."""
+    rank, ns = awaited or (0, 0)
+    if ns >= WAITING_TOLD * cost:
+        yield f"{milliseconds(ns)} of these is waiting for rank {rank}, and counts there"
+
+
 def _side_by_side(
-    page: PageFindings, base: Finding, cost: int, delayed: tuple[int, int] | None
+    page: PageFindings,
+    base: Finding,
+    cost: int,
+    delayed: tuple[int, int] | None,
+    awaited: tuple[int, int] | None,
 ) -> Iterator[str]:
     """By how much the operations that are named add up to more than the whole: what is told of a late rank,
     and what runs at the same time."""
     rank, late = delayed or (0, 0)
     if late >= WAITING_TOLD * cost:
         yield f"{milliseconds(late)} of these begins late for rank {rank}, and counts there"
+    late += awaited[1] if awaited else 0
     named = made_of(replace(base, cost_per_step=cost), exposed_operations(page.given)).contributed or 0
     if named - cost - late >= WAITING_TOLD * cost:
         yield f"these add up to {milliseconds(named - cost - late)} more, as some run at the same time"
@@ -315,6 +334,8 @@ def _untold(given: Given) -> str:
     reasons = [] if table is None else table["unmatched_reason"].drop_nulls().mode().sort().to_list()
     if reasons and UNCLEAR.search(reasons[0]):
         return "some messages lack one end, and which of the others belong together is unclear"
+    if reasons and reasons[0].startswith(NO_GROUP):
+        return "the recording does not say which ranks communicate with each other"
     return UNTOLD.get(reasons[0], "") if reasons else ""
 
 

@@ -190,7 +190,8 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
     windows = counted.select("rank", "step", "start", "end").unique(maintain_order=True)
     run = recorded(trace, steps, counted)
     spent = budget(counted, run.on_host)
-    unclassified, kernel_time = session.folded("page_unclassified", lambda: _unclassified(trace)).row(0)
+    kernels = session.folded("page_unclassified", lambda: _unclassified(trace))
+    unclassified, in_graphs, kernel_time = kernels.row(0)
     job, asked = frameworks.setting(trace, session.folded), causes.remedies()
     given = causes.gather(
         trace,
@@ -216,7 +217,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
     return Page(
         lostflops=__version__,
         run=run,
-        verdict=_verdict(trace, run, spent, skipped, by_name, found),
+        verdict=_verdict(trace, run, spent, skipped, by_name, found, in_graphs / max(1, kernel_time)),
         notes=(
             *(["Simulated: this job never ran."] if run.simulated else ()),
             *(
@@ -329,19 +330,17 @@ def _gravity(fact: Quality) -> tuple[bool, int, str]:
 
 
 def _unclassified(trace: Trace) -> pl.DataFrame:
-    """Summed duration of the kernels whose family is not known, and of all kernels, ns: a row.
-
-    Graphs that were recorded as a whole are told by themselves.
-    """
+    """Summed duration of the kernels whose family is not known, of graphs that were recorded as a whole, and
+    of all, ns: a row."""
     kernels = trace.table("kernels")
     if kernels is None:
-        return pl.DataFrame({"unclassified": 0, "all": 0})
+        return pl.DataFrame({"unclassified": 0, "in_graphs": 0, "all": 0})
     length = (pl.col("end") - pl.col("start")).clip(0)
+    graph = pl.col("name").cast(pl.String) == UNLISTED_GRAPH
     return kernels.select(
-        length.filter(pl.col("family") == "unclassified", pl.col("name").cast(pl.String) != UNLISTED_GRAPH)
-        .sum()
-        .alias("unclassified"),
-        length.sum().alias("all"),
+        unclassified=length.filter(pl.col("family") == "unclassified", ~graph).sum(),
+        in_graphs=length.filter(graph).sum(),
+        all=length.sum(),
     ).collect()
 
 
@@ -357,6 +356,7 @@ def _verdict(
     skipped: list[Skipped],
     by_name: Mapping[str, Answer],
     found: tuple[Finding, ...],
+    in_graphs: float,
 ) -> str:
     if not _rows(trace, "kernels", "copies", "collectives"):
         if _rows(trace, "step_log"):
@@ -373,9 +373,6 @@ def _verdict(
         return f"There is no ledger of this recording: {reason}."
     costliest = max(found, key=lambda f: (not causes.is_of_recording(f), f.size), default=None)
     first = found[0] if found and bounds(found[0], spent) else costliest
-    families = by_name.get("kernel_families")
-    graphs, kernels = families.table.select(pl.col("in_graphs", "time").sum()).row(0) if families else (0, 0)
-    in_graphs = graphs / kernels if kernels else 0.0
     return verdict(spent, run.on_host, run.bounds or run.span, first, _unseen(run), in_graphs)
 
 
