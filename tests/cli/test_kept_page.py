@@ -114,9 +114,17 @@ def test_a_changed_file_another_lostflops_and_another_command_line_are_computed(
     written(job / "a.json", trace(longer, head(0, 1)))
     changed = asking.why("job")
     assert asking.computed == 3
+    log = job / "node-0000" / "steps-00000-a0.jsonl"
+    log.parent.mkdir()
+    told = ""
+    for number, text in enumerate(("", "\n"), 4):  # a step log that appears beside the trace, and grows
+        log.write_text(text)
+        told = asking.why("job")
+        assert asking.computed == number
+        assert log.name in told and told != changed
     monkeypatch.setattr(answers, "fingerprint", lambda: "edited")
-    assert asking.why("job") == changed
-    assert asking.computed == 4
+    assert asking.why("job") == told
+    assert asking.computed == 6
 
 
 def test_a_damaged_or_harmful_page_is_computed(asking: Asking, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -13,8 +15,11 @@ from lostflops.ingest import job
 from lostflops.lab.simulate.job import SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
+from lostflops.recipe import Recipe
 from lostflops.recipes import named, recipes, replayed_steps
 from lostflops.recipes.communication import waited_for
+from lostflops.replay.pipeline import passes
+from lostflops.replay.stragglers import chains
 from lostflops.replay.stragglers.chains import RankChains
 from lostflops.report.document import document
 from lostflops.report.first_page.page import page
@@ -39,6 +44,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 def in_pairs(monkeypatch: pytest.MonkeyPatch, trace: Trace) -> None:
     monkeypatch.setattr(batches, "EVENTS", trace.manifest.num_events // 3 + 1)
     assert batches.groups(trace) == [(0, 1), (2, 3), (4, 5)]
+    for told_by_rank in (replayed_steps, chains, passes):
+        monkeypatch.setattr(told_by_rank, "RANKS_AT_ONCE", 2)
 
 
 def unkept(trace: Trace) -> Session:
@@ -74,8 +81,22 @@ def test_every_recipe_of_ranks_gives_the_same_bytes(
     assert some > 60
 
 
-def test_the_page_is_the_same(trace: Trace, request: pytest.FixtureRequest) -> None:
-    once = document(page(trace, unkept(trace)))
+def test_the_page_is_the_same_and_computes_no_large_table_twice(
+    trace: Trace, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, made = unkept(trace), list[str]()
+    compute = session._made
+
+    def counted(wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
+        made.append(wanted.name)
+        return compute(wanted, options)
+
+    with monkeypatch.context() as all_large:
+        all_large.setattr(asking, "LARGE", 0)
+        all_large.setattr(session, "_made", counted)
+        once = document(page(trace, session))
+    large = ("communication_matches", "device_runs", "idle_stretches", "idle_causes", "pipeline_passes")
+    assert {name: made.count(name) for name in large} == dict.fromkeys(large, 1)
     request.getfixturevalue("in_pairs")
     assert document(page(trace, unkept(trace))) == once
 
@@ -117,11 +138,11 @@ def test_two_recipes_of_a_pipeline_replay_its_steps_once_on_a_page(
     trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    chains = replayed_steps.chains
+    whole = replayed_steps.chains
 
     def counted(*given: pl.DataFrame) -> RankChains | None:
         made.append(given[0].height)
-        return chains(*given)
+        return whole(*given)
 
     monkeypatch.setattr(replayed_steps, "chains", counted)
     session = unkept(trace)

@@ -69,13 +69,9 @@ COMMUNICATION = ("communication.wait", "communication.transfer", "communication.
 
 # What `gather` asks of a session, where it has most to ask.
 READS = (
-    "idle_causes",
-    "copies_by_cause",
-    "idle_causes",
-    "host_spans",
-    "device_runs",
-    "communication_waited_for",
-    "communication_held_back",
+    *("idle_causes", "copies_by_cause", "host_spans", "device_runs"),
+    *("communication_waited_for", "communication_matches", "communication_matches"),
+    *("communication_held_back", "pipeline_passes"),
 )
 
 
@@ -364,7 +360,7 @@ def gather(
         except LostflopsError:  # what one recipe cannot answer must not cost the reader the page
             return empty.to_frame()
 
-    stretches = partial(_table, session, "idle_causes")
+    stretches = cache(partial(_table, session, "idle_causes"))
     asked = folded("flops", ASKED, lambda: asked_flops(trace, counted)) if many else ASKED.to_frame()
 
     def on_device(name: str, empty: pl.Schema, told: Told[pl.DataFrame]) -> pl.DataFrame:
@@ -376,8 +372,13 @@ def gather(
     def in_turn(_: Session, steps: pl.DataFrame) -> int:
         return alike(of_each_group(trace, steps, micro_batches))
 
+    def nodes(_: Session, steps: pl.DataFrame) -> int:
+        idle, kernels = stretches(), trace.table("kernels")
+        return 0 if idle is None or kernels is None else between_nodes(idle, kernels, steps)
+
     def two_threads(_: Session, steps: pl.DataFrame) -> int:
         each = of_each_group(trace, steps, lambda some, at: launches_beside(some, stretches(), at))
+        stretches.cache_clear()  # it is large, and nothing below reads it
         return sum(each)
 
     def total(name: str, fold: Callable[[Session, pl.DataFrame], int]) -> int:
@@ -387,7 +388,7 @@ def gather(
     return Given(
         answers=answers,
         ledger=ledger,
-        names=folded("names", NAMES, lambda: _names(trace, session, counted)),
+        names=folded("names", NAMES, lambda: _names(trace, stretches(), counted)),
         # Beside the names, as long as what both read is there.
         beside=folded("beside", BESIDE, lambda: _beside(session, ledger)),
         work=folded("work", WORK, lambda: computed_in(trace, on_host, ledger)) if many else WORK.to_frame(),
@@ -396,13 +397,13 @@ def gather(
         beyond_least=dict(asked.select("rank", "beyond").iter_rows()),
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         outlasted=total("outlasted", _outlasted) if "copy_summary_by_time" in answers else 0,
-        in_long_pauses=total("in_long_pauses", _in_long_pauses),
+        in_long_pauses=total("in_long_pauses", lambda _, steps: _in_long_pauses(stretches(), steps)),
         fetches=total("fetches", partial(_fetches, trace))
         if any(f.accounts == (LOADING,) for a in answers.values() for f in a.findings)
         else 0,
         micro_batches=0 if on_host else total("micro_batches", in_turn),
         beside_work=total("beside_work", lambda session, _: _beside_work(session)) if not on_host else 0,
-        between_nodes=total("between_nodes", partial(_between_nodes, trace)) if not on_host else 0,
+        between_nodes=0 if on_host else total("between_nodes", nodes),
         # All kernels, so only where values are read at a cost.
         to_be_read=total("to_be_read", lambda _, counted: computed_to_be_read(trace, counted))
         if not on_host and any(f.name == HOST_WAITS for a in answers.values() for f in a.findings)
@@ -479,8 +480,7 @@ def _table(session: Session, recipe: str) -> pl.DataFrame | None:
     return None if isinstance(answer, Skipped) else answer.table
 
 
-def _names(trace: Trace, session: Session, counted: pl.DataFrame) -> pl.DataFrame:
-    stretches = _table(session, "idle_causes")
+def _names(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFrame) -> pl.DataFrame:
     if stretches is None:
         return NAMES.to_frame()
     here = stretches.join(counted, on=["rank", "step"], how="semi").with_columns(
@@ -564,8 +564,7 @@ def _beside(session: Session, ledger: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _in_long_pauses(session: Session, counted: pl.DataFrame) -> int:
-    stretches = _table(session, "idle_causes")
+def _in_long_pauses(stretches: pl.DataFrame | None, counted: pl.DataFrame) -> int:
     if stretches is None:
         return 0
     other = stretches.filter(pl.col("account") == OTHER_HOST).join(counted, on=["rank", "step"], how="semi")
@@ -585,11 +584,6 @@ def _fetches(trace: Trace, session: Session, counted: pl.DataFrame) -> int:
 def _beside_work(session: Session) -> int:
     streams = _table(session, "busiest_stream")
     return 0 if streams is None else int(streams["beside"].sum())
-
-
-def _between_nodes(trace: Trace, session: Session, counted: pl.DataFrame) -> int:
-    stretches, kernels = _table(session, "idle_causes"), trace.table("kernels")
-    return 0 if stretches is None or kernels is None else between_nodes(stretches, kernels, counted)
 
 
 def _in_checkpoints(session: Session, counted: pl.DataFrame) -> int:

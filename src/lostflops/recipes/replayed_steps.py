@@ -20,6 +20,7 @@ PHASES = ("forward", "backward", "recompute", "optimizer")
 SPLIT = ("communication.wait", "communication.transfer")
 MOST_STEPS = 8
 MOST_OPERATIONS = 1_000_000  # parts of ranks in collectives and messages that are replayed at once
+RANKS_AT_ONCE = 32  # whose instants are told at a time
 UNKNOWN = 0.05  # of the steps: with more in operations whose other ranks are not known, nothing is told
 
 
@@ -69,13 +70,21 @@ def replayed_steps(
         return ""
 
     def replayed() -> ReplayedSteps | str:
-        windows = steps.group_by("rank").agg(pl.col("start").min(), pl.col("end").max())
+        windows = steps.group_by("rank").agg(pl.col("start").min(), pl.col("end").max()).sort("rank")
+        launched = ("rank", "start", "end", "stream", "correlation", "family", "launch_start")
         work = kernels.select(
-            *("rank", "start", "end", "stream", "correlation", "family", "launch_start", "phase"),
+            *(*launched, "phase"),
             experts=pl.col("name").cast(pl.String).str.contains(GROUPED).fill_null(False),
         )
-        given = pl.collect_all([within(t, windows) for t in (device_runs, idle_stretches, work)])
-        return _replayed(steps, matches, *given)
+        pieces, launches = list[pl.DataFrame](), list[pl.DataFrame]()
+        # What a rank does at every instant takes many times the memory of what comes of it.
+        for some in windows.iter_slices(RANKS_AT_ONCE):
+            mine = pl.col("rank").is_in(some["rank"].to_list())
+            given = [within(rows.filter(mine), some) for rows in (device_runs, idle_stretches, work)]
+            runs, idle, computed = pl.collect_all(given)
+            pieces.append(_pieces(runs.lazy(), idle.lazy(), computed.lazy()))
+            launches.append(computed.select(launched))
+        return _replayed(steps, matches, pl.concat(pieces), pl.concat(launches))
 
     known = _known.get()
     if known is None:
@@ -98,9 +107,8 @@ def _key(steps: pl.DataFrame, matches: pl.DataFrame) -> Key:
 
 
 def _replayed(
-    steps: pl.DataFrame, matches: pl.DataFrame, runs: pl.DataFrame, idle: pl.DataFrame, kernels: pl.DataFrame
+    steps: pl.DataFrame, matches: pl.DataFrame, pieces: pl.DataFrame, kernels: pl.DataFrame
 ) -> ReplayedSteps | str:
-    pieces = _pieces(runs.lazy(), idle.lazy(), kernels.lazy())
     untold = _untold(steps, pieces)
     if untold:
         return untold

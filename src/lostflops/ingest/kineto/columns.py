@@ -206,10 +206,11 @@ def _description(a: Args) -> tuple[Any, ...]:
     )
 
 
-def _rank_in_job(a: Args) -> int | None:
-    """The rank that an operation names: it counts within the operation's group."""
-    in_group, first, stride = number(a.rank), number(a.first_rank), number(a.rank_stride)
-    members = _members(text_of(a.group_ranks))
+@lru_cache(maxsize=1 << 10, typed=True)
+def _rank_in_job(of_group: Any, first_rank: Any, rank_stride: Any, group_ranks: Any) -> int | None:
+    """The rank that an operation names: it counts within the operation's group. Many name the same."""
+    in_group, first, stride = number(of_group), number(first_rank), number(rank_stride)
+    members = _members(text_of(group_ranks))
     if in_group is not None and members is not None:
         return number(members[in_group]) if in_group < len(members) else None
     if in_group is None or first is None or stride is None:
@@ -410,8 +411,9 @@ class EventColumns:
         return meta
 
     def _described(self, a: Args) -> int:
-        if a.rank is not None and (rank := _rank_in_job(a)) is not None:
-            self.ranks_named.add(rank)
+        if a.rank is not None:
+            rank = _rank_in_job(a.rank, a.first_rank, a.rank_stride, a.group_ranks)
+            self.ranks_named.update(() if rank is None else (rank,))
         # A job says much the same of all its operations; but 1 and 1.0 are equal, and not the same text.
         texts = (a.collective, a.dtype, a.group_name, a.group_id, a.group_ranks, a.group_description)
         numbers = (a.in_elements, a.out_elements, a.group_size, a.source_rank, a.destination_rank)

@@ -11,7 +11,7 @@ import polars as pl
 
 from lostflops import intervals
 
-from ..stragglers.chains import OF_EXPERTS, P2P, STRAY, RankChains
+from ..stragglers.chains import OF_EXPERTS, P2P, RANKS_AT_ONCE, STRAY, RankChains
 from .schedules import ORDERS, StagePass, passes
 
 BACK = ("backward", "recompute")
@@ -50,20 +50,12 @@ def stage_passes(job: RankChains, pieces: pl.DataFrame) -> pl.DataFrame:
         .with_columns(_after_message=pl.col("_sent").sort_by("start").first().over("rank", "run"))
         .with_columns(pl.col("_after_message").fill_null(False))
     )
-    layers = {"F": computing.filter(kind="forward"), "B": computing.filter(pl.col("kind").is_in(BACK))}
-    found = (
-        intervals.paint(runs.drop("_sent").lazy(), layers, by=["rank"], account="kind")
-        .drop_nulls("kind")
-        .group_by("pipeline", "step", "rank", "stage", "run", "kind")
-        .agg(
-            pl.col("start").min(),
-            pl.col("end").max(),
-            pl.col("_after_message").first(),
-            busy=(pl.col("end") - pl.col("start")).sum(),
-        )
-        .collect()
-        .filter(pl.col("busy") >= STRAY * pl.col("busy").median().over("kind"))
-    )
+    ranks = places["rank"].to_list()
+    told = [_computed(runs.clear(), computing)]
+    for at in range(0, len(ranks), RANKS_AT_ONCE):
+        some = pl.col("rank").is_in(ranks[at : at + RANKS_AT_ONCE])
+        told.append(_computed(runs.filter(some), computing.filter(some)))
+    found = pl.concat(told).filter(pl.col("busy") >= STRAY * pl.col("busy").median().over("kind"))
     own = ["rank", "step"]
     forward = (pl.col("kind") == "F").sum().over(own)
     split = (pl.len().over(own) - forward > forward).any()
@@ -77,6 +69,23 @@ def stage_passes(job: RankChains, pieces: pl.DataFrame) -> pl.DataFrame:
         .sort("rank", "start")
         .with_columns(microbatch=None, chunk=None)
         .select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+    )
+
+
+def _computed(runs: pl.DataFrame, computing: pl.LazyFrame) -> pl.DataFrame:
+    """From where to where each run of segments computes forwards, and backwards, and for how long."""
+    layers = {"F": computing.filter(kind="forward"), "B": computing.filter(pl.col("kind").is_in(BACK))}
+    return (
+        intervals.paint(runs.drop("_sent").lazy(), layers, by=["rank"], account="kind")
+        .drop_nulls("kind")
+        .group_by("pipeline", "step", "rank", "stage", "run", "kind")
+        .agg(
+            pl.col("start").min(),
+            pl.col("end").max(),
+            pl.col("_after_message").first(),
+            busy=(pl.col("end") - pl.col("start")).sum(),
+        )
+        .collect()
     )
 
 

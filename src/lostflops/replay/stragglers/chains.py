@@ -12,6 +12,7 @@ anything, and every other only after. Ranks that are in none are a pipeline of o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,7 @@ START, GAPS, EARLY = "start", "gaps", "not waited for"
 FIXED = (EARLY,)
 """Kinds that stay as they are, whatever is asked."""
 P2P = "send and receive"
+RANKS_AT_ONCE = 32  # whose segments are held against their pieces at a time
 USUAL_VARIANTS = 16  # of the lags: one for each kind, stage and pipeline, and two for most
 AT_ONCE = 1 << 23  # lags held at once when many variants are replayed
 
@@ -292,6 +294,17 @@ def _segments(
 def own_work(segments: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
     """What each segment holds of each kind: segment, rank, step, run, kind, own; all but blocking adds up."""
     kinds = sorted(pieces["kind"].drop_nulls().unique().to_list())
+    ranks = segments["rank"].unique().sort().to_list()
+    told = list[pl.DataFrame]()
+    # A column for each kind, most of them zero, is many times what remains of it.
+    for at in range(0, len(ranks), RANKS_AT_ONCE):
+        some = pl.col("rank").is_in(ranks[at : at + RANKS_AT_ONCE])
+        told.append(_held(segments.filter(some), pieces.filter(some), kinds))
+    return pl.concat(told)
+
+
+def _held(segments: pl.DataFrame, pieces: pl.DataFrame, kinds: Sequence[str]) -> pl.DataFrame:
+    """The same of some ranks and of these kinds."""
     held = intervals.inside(
         segments.lazy(),
         pieces.filter(pl.col("end") > pl.col("start")).sort("rank", "start").lazy(),

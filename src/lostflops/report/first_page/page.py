@@ -52,7 +52,7 @@ OUTSIDE_PER_MILLE = 10
 LARGE_PER_MILLE = 100
 SHORT = 5_000  # ns: kernels of less take hardly longer with several times as much to do
 # What is asked after the findings, the last two only where a report draws moments.
-LATER = ("pipeline_passes", "device_runs", "idle_stretches")
+LATER = ("pipeline_passes", "communication_matches", "device_runs", "idle_stretches")
 
 
 @dataclass(frozen=True)
