@@ -32,7 +32,8 @@ from .declared import (
     verdicts,
 )
 from .gains import predicted
-from .given import READS, Given, gather
+from .gathered.gather import READS, gather
+from .given import Given
 from .host import join_host
 from .idle.checkpoint import held_up_by_staging
 from .idle.occurrence import on_some_ranks, told_once

@@ -1,0 +1,1 @@
+"""What findings are joined by, asked of a session: `gather`."""

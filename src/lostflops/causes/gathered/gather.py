@@ -1,0 +1,372 @@
+"""Asks a session for all that findings are joined by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import polars as pl
+
+from lostflops import intervals
+from lostflops.causes.declared import edits
+from lostflops.causes.gains import gained
+from lostflops.causes.given import (
+    BESIDE,
+    BETWEEN,
+    CHECKPOINT,
+    HOST_WAITS,
+    LOADING,
+    NAMES,
+    OTHER_HOST,
+    SAVING,
+    WAITED,
+    ZERO_BUBBLE,
+    Given,
+    in_pairs,
+    none_named,
+    plain,
+)
+from lostflops.causes.purposes import (
+    MEETING,
+    Exposed,
+    first_waits,
+    in_one_process,
+    met,
+    surely_waited,
+)
+from lostflops.errors import LostflopsError
+from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
+from lostflops.recipes.host.launching_threads import launches_beside
+from lostflops.recipes.host.saving import HELD_UP, held_up_by_async, saving_rows, with_proofs
+from lostflops.recipes.host_steps import LOOPS, host_steps, in_host_steps, loops_over_steps
+from lostflops.recipes.idle.evaluations import EVALUATIONS, in_evaluations
+from lostflops.recipes.idle.gaps import between_nodes
+from lostflops.recipes.idle.made_tensors import MADE, made_on_cpu
+from lostflops.recipes.idle.read_values import computed_to_be_read, reads_after_passes, reads_values
+from lostflops.recipes.idle.updates import UPDATES, in_updates
+from lostflops.recipes.layout.micro_batches import alike, micro_batches
+from lostflops.recipes.operators.loss_work import LOSSES, loss_work
+from lostflops.recipes.operators.weight_casts import CASTS, weight_casts
+from lostflops.recipes.transfers import lengthened
+from lostflops.session import Answer, Session, Skipped
+from lostflops.session.batches import Told, of_each_group
+from lostflops.store.trace import Trace
+
+PURPOSES, TOTAL = pl.Schema({"purpose": pl.String, "ns": pl.Int64}), pl.Schema({"ns": pl.Int64})
+RANKS = pl.Schema({"rank": pl.Int32})
+WINDOW = ("rank", "start", "end")
+SCHEDULE = pl.Schema({"schedule": pl.String})
+LONG = 1_000_000  # ns: a framework takes microseconds between two operators
+BESIDE_FROM = 0.1  # of the steps: pauses of so much are held against other threads
+
+# What `gather` asks of a session, where it has most to ask.
+READS = (
+    *("idle_causes", "copies_by_cause", "host_spans", "device_runs"),
+    *("communication_waited_for", "communication_matches", "communication_matches"),
+    *("communication_held_back", "pipeline_passes"),
+)
+
+
+def gather(
+    trace: Trace,
+    session: Session,
+    answers: Mapping[str, Answer],
+    ledger: pl.DataFrame,
+    on_host: bool,
+    world_size: int | None,
+    advice: Callable[[str, str], str] = plain,
+    left: Callable[[Sequence[str]], tuple[str, ...]] = none_named,
+    units: frozenset[str] | None = None,
+) -> Given:
+    """What a page has for the joining of its findings; `ledger` is of the steps that count."""
+    counted = ledger.select("rank", "step").unique()
+    ranks = counted["rank"].n_unique()
+    many = ranks > 1
+    missing = world_size is not None and ranks < world_size
+
+    def over_slow_links() -> pl.DataFrame | None:
+        links, ranks = answers.get("communication_slow_links"), trace.table("ranks")
+        matches = _table(session, "communication_matches") if links and links.findings else None
+        if links is None or matches is None or ranks is None:
+            return None
+        return lengthened(matches.lazy(), ranks, links.table)
+
+    @cache
+    def exposed() -> Exposed:
+        return Exposed(trace, _table(session, "device_runs"), counted, over_slow_links())
+
+    def parts(name: str, told: Callable[[], dict[str, int]]) -> dict[str, int]:
+        def fold() -> pl.DataFrame:
+            return pl.DataFrame(list(told().items()), schema=PURPOSES, orient="row")
+
+        return dict(folded(name, PURPOSES, fold).iter_rows())
+
+    def sure(session: Session, counted: pl.DataFrame) -> int:
+        matches, runs = _table(session, "communication_matches"), _table(session, "device_runs")
+        return 0 if matches is None or runs is None else surely_waited(matches, runs, counted)
+
+    def over_links(session: Session, counted: pl.DataFrame) -> int:
+        links, waits = answers.get("communication_slow_links"), answers.get("communication_wait")
+        if not links or not links.findings or waits is None or not in_pairs(waits.table):
+            return 0
+        return gained(session, edits()[links.findings[0].name])
+
+    def meeting() -> pl.DataFrame:
+        matches = _table(session, "communication_matches")
+        return MEETING.to_frame() if matches is None else met(matches)
+
+    def with_frames() -> pl.DataFrame:
+        frames = trace.table("frames")
+        return RANKS.to_frame() if frames is None else frames.select(pl.col("rank").unique()).collect()
+
+    def first(session: Session, counted: pl.DataFrame) -> int:
+        matches, windows = _table(session, "communication_matches"), ledger.select(*WINDOW).unique()
+        return 0 if matches is None else first_waits(matches, windows.rename({"end": "until"}))
+
+    def folded(name: str, empty: pl.Schema, fold: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+        try:
+            return session.folded(f"page_{name}", fold)
+        except LostflopsError:  # what one recipe cannot answer must not cost the reader the page
+            return empty.to_frame()
+
+    stretches = cache(partial(_table, session, "idle_causes"))
+    asked = folded("flops", ASKED, lambda: asked_flops(trace, counted)) if many else ASKED.to_frame()
+
+    def on_device(name: str, empty: pl.Schema, told: Told[pl.DataFrame]) -> pl.DataFrame:
+        none = empty.to_frame()
+        if on_host:
+            return none
+        return folded(name, empty, lambda: pl.concat([none, *of_each_group(trace, counted, told)]))
+
+    def in_turn(_: Session, steps: pl.DataFrame) -> int:
+        return alike(of_each_group(trace, steps, micro_batches))
+
+    def nodes(_: Session, steps: pl.DataFrame) -> int:
+        idle, kernels = stretches(), trace.table("kernels")
+        return 0 if idle is None or kernels is None else between_nodes(idle, kernels, steps)
+
+    def two_threads(_: Session, steps: pl.DataFrame) -> int:
+        each = of_each_group(trace, steps, lambda some, at: launches_beside(some, stretches(), at))
+        stretches.cache_clear()  # it is large, and nothing below reads it
+        return sum(each)
+
+    def total(name: str, fold: Callable[[Session, pl.DataFrame], int]) -> int:
+        made = folded(name, TOTAL, lambda: pl.DataFrame({"ns": [fold(session, counted)]}, schema=TOTAL))
+        return int(made["ns"].sum())
+
+    return Given(
+        answers=answers,
+        ledger=ledger,
+        names=folded("names", NAMES, lambda: _names(trace, stretches(), counted)),
+        # Beside the names, as long as what both read is there.
+        beside=folded("beside", BESIDE, lambda: _beside(session, ledger)),
+        work=folded("work", WORK, lambda: computed_in(trace, on_host, ledger)) if many else WORK.to_frame(),
+        paces=folded("paces", PACES, lambda: paces_of(trace, ledger)) if not on_host else PACES.to_frame(),
+        flops=dict(asked.select("rank", "flops").iter_rows()),
+        beyond_least=dict(asked.select("rank", "beyond").iter_rows()),
+        in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
+        outlasted=total("outlasted", _outlasted) if "copy_summary_by_time" in answers else 0,
+        in_long_pauses=total("in_long_pauses", lambda _, steps: _in_long_pauses(stretches(), steps)),
+        fetches=total("fetches", partial(_fetches, trace))
+        if any(f.accounts == (LOADING,) for a in answers.values() for f in a.findings)
+        else 0,
+        micro_batches=0 if on_host else total("micro_batches", in_turn),
+        beside_work=total("beside_work", lambda session, _: _beside_work(session)) if not on_host else 0,
+        between_nodes=0 if on_host else total("between_nodes", nodes),
+        # All kernels, so only where values are read at a cost.
+        to_be_read=total("to_be_read", lambda _, counted: computed_to_be_read(trace, counted))
+        if not on_host and any(f.name == HOST_WAITS for a in answers.values() for f in a.findings)
+        else 0,
+        after_passes=0 if on_host else total("after_passes", lambda _, at: reads_after_passes(trace, at)),
+        reads_values=on_host or total("reads_values", lambda _, counted: reads_values(trace, counted)) > 0,
+        updates=folded("updates", UPDATES, lambda: in_updates(trace, stretches(), counted))
+        if not on_host
+        else UPDATES.to_frame(),
+        evaluations=on_device("evaluations", EVALUATIONS, lambda t, at: in_evaluations(t, stretches(), at)),
+        made_on_cpu=on_device("made_on_cpu", MADE, lambda t, steps: made_on_cpu(t, stretches(), steps)),
+        losses=on_device("losses", LOSSES, loss_work),
+        casts=on_device("casts", CASTS, weight_casts),
+        launches_beside=0 if on_host else total("launches_beside", two_threads),
+        saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
+        in_async=folded(
+            "in_async",
+            HELD_UP,
+            lambda: pl.concat([HELD_UP.to_frame(), *of_each_group(trace, counted, held_up_by_async)]),
+        ),
+        purposes=parts("purposes", lambda: exposed().by_purpose()),
+        operations=parts("operations", lambda: exposed().by_operation()),
+        waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
+        meeting=_sets(folded("meeting", MEETING, meeting)) if many else (),
+        first_waits=total("first_waits", first) if many else 0,
+        held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
+        over_slow_links=total("over_slow_links", over_links) if many else 0,
+        surely_waited=total("surely_waited", sure) if many and missing else 0,
+        beyond_fastest=total("beyond_fastest", lambda session, counted: exposed().beyond_fastest())
+        if missing
+        else 0,
+        clocks_apart=_clocks_apart(trace) if many else 0,
+        with_frames=frozenset(folded("with_frames", RANKS, with_frames)["rank"]) if many else frozenset(),
+        loops=frozenset(folded("loops", LOOPS, lambda: loops_over_steps(trace, counted))["name"]),
+        gpus=_of_ranks(trace, "gpu", pl.String),
+        hosts=_of_ranks(trace, "host", pl.Int64),
+        gained=partial(_gained, session),
+        schedule="".join(folded("schedule", SCHEDULE, lambda: _schedule(session))["schedule"])
+        if many
+        else "",
+        data_parallel=in_one_process(trace),
+        on_host=on_host,
+        missing_ranks=missing,
+        advice=advice,
+        left=left,
+        units=units,
+    )
+
+
+def _clocks_apart(trace: Trace) -> int:
+    ranks = trace.table("ranks")
+    error = None if ranks is None else ranks.select(pl.col("clock_error").max()).collect().item()
+    return 2 * int(error or 0)
+
+
+def _of_ranks(trace: Trace, column: str, dtype: type[pl.DataType]) -> dict[int, Any]:
+    ranks = trace.table("ranks")
+    if ranks is None:
+        return {}
+    known = ranks.select("rank", pl.col(column).cast(dtype)).drop_nulls().unique("rank", keep="first")
+    return dict(known.collect().iter_rows())
+
+
+def _gained(session: Session, edit: str) -> int:
+    try:
+        return gained(session, edit)
+    except LostflopsError:  # what cannot be replayed must not cost the reader the page
+        return 0
+
+
+def _table(session: Session, recipe: str) -> pl.DataFrame | None:
+    """The recipe's table, or None where the trace lacks what it needs. Raises what the recipe does."""
+    answer = session.run(recipe)
+    return None if isinstance(answer, Skipped) else answer.table
+
+
+def _names(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFrame) -> pl.DataFrame:
+    if stretches is None:
+        return NAMES.to_frame()
+    here = stretches.join(counted, on=["rank", "step"], how="semi").with_columns(
+        pl.col("name").cast(pl.String)
+    )
+    return (
+        pl.concat(
+            [
+                here.filter(account=CHECKPOINT).pipe(with_proofs, trace),
+                here.filter(pl.col("account") != CHECKPOINT),
+            ]
+        )
+        .group_by("rank", "account", "name")
+        .agg(ns=(pl.col("end") - pl.col("start")).sum())
+        .select(pl.col(c).cast(t) for c, t in NAMES.items())
+    )
+
+
+def _waited(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
+    waits = _table(session, "communication_waited_for")
+    if waits is None:
+        return WAITED.to_frame()
+    here = waits.join(counted, on=["rank", "step"], how="semi")
+    return here.select(pl.col(c).cast(t) for c, t in WAITED.items())
+
+
+def _schedule(session: Session) -> pl.DataFrame:
+    """The pipeline's schedule, as far as its passes tell."""
+    passes = _table(session, "pipeline_passes")
+    if passes is None or passes.is_empty():
+        return SCHEDULE.to_frame()
+    named, untold = passes["schedule"].first(), passes["untold"].first()
+    if untold is not None:  # stages seem to go through unlike numbers of passes: their order tells nothing
+        return SCHEDULE.to_frame()
+    # Of passes in no known order, those for the weights alone tell, where all stages go through as many.
+    apart = bool(passes["kind"].eq("W").any())
+    return pl.DataFrame({"schedule": [ZERO_BUBBLE if apart else str(named)]}, schema=SCHEDULE)
+
+
+def _sets(meeting: pl.DataFrame) -> tuple[frozenset[int], ...]:
+    by_lowest = meeting.group_by("lowest").agg("rank").sort("lowest")
+    return tuple(frozenset(ranks) for ranks in by_lowest["rank"].to_list())
+
+
+def _held_back(session: Session, counted: pl.DataFrame) -> int:
+    gathers = _table(session, "communication_held_back")
+    if gathers is None:
+        return 0
+    return int(gathers.join(counted, on=["rank", "step"], how="semi")["time"].sum())
+
+
+def _saving_beside(trace: Trace, session: Session, ledger: pl.DataFrame) -> pl.DataFrame:
+    """For how long of each step that counts a thread that neither launches nor is the main one saves."""
+    found = [rows for _, rows in saving_rows(trace)]
+    if not found:
+        return SAVING.to_frame()
+    every = pl.concat(found)
+    spans = _table(session, "host_spans")
+    if spans is not None:
+        every = every.join(spans.select("rank", "thread").unique(), on=["rank", "thread"], how="anti")
+    windows = ledger.select("rank", "step", "start", "end").unique().lazy()
+    outermost = every.sort("start", pl.col("end"), descending=[False, True])["name"].first()
+    inside = intervals.inside(windows, intervals.union(every.lazy(), ["rank"]), {"ns": pl.lit(True)})
+    return (
+        inside.filter(pl.col("ns") > 0)
+        .with_columns(name=pl.lit(outermost))
+        .select(pl.col(c).cast(t) for c, t in SAVING.items())
+        .collect()
+    )
+
+
+def _beside(session: Session, ledger: pl.DataFrame) -> pl.DataFrame:
+    """What runs Python while the thread that launches pauses between its rows, if a rank does so for long."""
+    pauses = pl.col("account").is_in([*BETWEEN, OTHER_HOST])
+    spent = ledger.group_by("rank").agg(pauses=pl.col("ns").filter(pauses).sum(), all=pl.col("ns").sum())
+    if spent.filter(pl.col("pauses") >= BESIDE_FROM * pl.col("all")).is_empty():
+        return BESIDE.to_frame()
+    beside = _table(session, "python_beside")
+    return (
+        BESIDE.to_frame() if beside is None else beside.select(pl.col(c).cast(t) for c, t in BESIDE.items())
+    )
+
+
+def _in_long_pauses(stretches: pl.DataFrame | None, counted: pl.DataFrame) -> int:
+    if stretches is None:
+        return 0
+    other = stretches.filter(pl.col("account") == OTHER_HOST).join(counted, on=["rank", "step"], how="semi")
+    length = pl.col("end") - pl.col("start")
+    pauses = intervals.union(other.lazy(), ["rank"]).filter(length >= LONG)
+    return int(pauses.select(length.sum()).collect().item() or 0)
+
+
+def _fetches(trace: Trace, session: Session, counted: pl.DataFrame) -> int:
+    spans, steps = _table(session, "host_spans"), trace.table("steps")
+    if spans is None or steps is None:
+        return 0
+    begun = spans.lazy().filter(pl.col("account") == LOADING).select("rank", "start")
+    return in_host_steps(begun, host_steps(steps, counted.lazy())).collect().height
+
+
+def _beside_work(session: Session) -> int:
+    streams = _table(session, "busiest_stream")
+    return 0 if streams is None else int(streams["beside"].sum())
+
+
+def _in_checkpoints(session: Session, counted: pl.DataFrame) -> int:
+    saving = _copied_in_checkpoints(session, counted)
+    return int(saving["exposed"].sum()) - int(saving["outlasted"].sum())
+
+
+def _outlasted(session: Session, counted: pl.DataFrame) -> int:
+    return int(_copied_in_checkpoints(session, counted)["outlasted"].sum())
+
+
+def _copied_in_checkpoints(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
+    copies = _table(session, "copies_by_cause")
+    if copies is None:
+        return pl.DataFrame(schema={"exposed": pl.Int64, "outlasted": pl.Int64})
+    return copies.filter(pl.col("cause") == CHECKPOINT).join(counted, on=["rank", "step"], how="semi")
