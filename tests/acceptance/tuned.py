@@ -70,8 +70,8 @@ CASES = (
     ),
     TuneCase(
         "stages", "two and four layers in two stages",
-        ("--fault", "stages", "--model", "stages", "--micro", "4"),
-        "stage-balance", 2, without=("--model", "stages", "--micro", "4"),
+        ("--fault", "stages", "--model", "stages", "--micro", "4", "--layer-ms", "2"),
+        "stage-balance", 2, without=("--model", "stages", "--micro", "4", "--layer-ms", "2"),
     ),
     TuneCase("healthy", "healthy", ("--model", "steady"), None),
 )  # fmt: skip

@@ -212,6 +212,10 @@ def test_a_wide_bound_does_not_come_before_a_cause_that_costs_more() -> None:
     logs = finding("logging-inside-step", 30, "log-less")
     found = candidates(seen([waits, logs]), (), (), "bit-identical")
     assert [one.change.remedy for one in to_try(found)] == ["log-less", "omp-wait-policy"]
+    # Products take longer as well where threads wait for each other: that comes first.
+    products = finding("fp32-on-processor", 90, "bf16")
+    found = candidates(replace(seen([waits]), reasons=[products]), (), (), "numerically close")
+    assert [one.change.remedy for one in to_try(found)] == ["omp-wait-policy", "bf16"]
 
 
 @pytest.mark.parametrize(

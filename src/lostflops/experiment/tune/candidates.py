@@ -19,7 +19,10 @@ OPTION = {safety: option for option, safety in SAFETIES.items()}
 
 @dataclass(frozen=True)
 class SeenRun:
-    """What a recording says: its findings, costliest first, and what changes need to know of the job."""
+    """What a recording says: its findings, costliest first, and what changes need to know of the job.
+
+    `reasons` are those that the first page has no finding for: work that is needless, and not idle.
+    """
 
     findings: Sequence[Finding]
     step_ns: int
@@ -28,6 +31,7 @@ class SeenRun:
     typed: Mapping[str, str]  # by remedy, what its user would type in the job's framework
     # By edit, what changes gain with the numbers that they are made with.
     predicted: Mapping[str, PredictedGain] = field(default_factory=dict[str, PredictedGain])
+    reasons: Sequence[Finding] = ()
 
     @property
     def asks_stacks(self) -> bool:
@@ -50,6 +54,7 @@ class TuneCandidate:
     at_most: float
     edit: str  # what was replayed for it
     cost: float = 1.0  # the time that the finding is about
+    beside: bool = False  # whether the first page has no finding for it
 
     @property
     def promise(self) -> float:
@@ -97,7 +102,7 @@ def candidates(
     Of the names in `own`, remedies' or findings', the user gave a command that has the change.
     """
     found: dict[str, Found] = {}
-    for finding in seen.findings:
+    for finding in (*seen.findings, *seen.reasons):
         names = [*([finding.name] if finding.name in own else []), *(finding.remedies or ())]
         if not names and finding.size >= LEAST_BOUND * seen.step_ns:
             names = [finding.name]
@@ -108,9 +113,12 @@ def candidates(
 
 
 def to_try(found: Sequence[Found]) -> Iterator[TuneCandidate]:
-    """Those that are tried, the largest predicted gain first."""
+    """Those that are tried, the largest promise first; what the page has no finding for comes last.
+
+    Work that is needless takes longer where something else slows it down, such as too many threads.
+    """
     chosen = [one for one in found if isinstance(one, TuneCandidate)]
-    yield from sorted(chosen, key=lambda one: -one.promise)
+    yield from sorted(chosen, key=lambda one: (one.beside, -one.promise))
 
 
 def _judged(
@@ -122,6 +130,7 @@ def _judged(
     safety: Safety,
     own: Collection[str],
 ) -> Found:
+    beside = finding in seen.reasons
     known = remedy if remedy in REMEDIES else ""
     gain, low, high, bound = _gains(finding, seen.step_ns)
     cost = min(1.0, finding.size / max(1, seen.step_ns))
@@ -146,7 +155,7 @@ def _judged(
             return left("your command was tried")
         if own_among(applied) is not None:
             return left("your other command stayed: give one command that has both changes")
-        return TuneCandidate(one, finding, gain, low, high, bound, edit, cost)
+        return TuneCandidate(one, finding, gain, low, high, bound, edit, cost, beside)
     change = CHANGES.get(remedy)
     if change is None:
         return left(OWN_CODE, is_for_user=True)
@@ -164,11 +173,11 @@ def _judged(
     edit = change.edit.format(**options)
     told = seen.predicted.get(edit)
     if told is None or told.refused:
-        return TuneCandidate(one, finding, gain, low, high, bound, finding.edit, cost)
+        return TuneCandidate(one, finding, gain, low, high, bound, finding.edit, cost, beside)
     gain, low, high = _shares(told, seen.step_ns)
     if gain is not None and gain < LEAST:
         return left(f"replay predicts {percent(gain, 1)} less time, which is not worth a proof")
-    return TuneCandidate(one, finding, gain, low, high, bound, edit, cost)
+    return TuneCandidate(one, finding, gain, low, high, bound, edit, cost, beside)
 
 
 Shares = tuple[float | None, float | None, float | None]

@@ -90,13 +90,14 @@ def look(run: Path, words: tuple[str, ...]) -> SeenRun:
     session = Session(trace)
     with trace.reading():
         found = page(trace, session)
-        typed = _typed(found, trace)
         if found.budget is None:
             raise _unseen(run)
         facts = _facts(found, run, words, session)
-        findings = [*found.findings, *_reasons(found, trace, session)]
-        predicted = session.predicted(_edits(findings, facts))
-    return SeenRun(findings, round(found.budget.mean), found.verdict, facts, typed, predicted)
+        beside = _reasons(found, session)
+        typed = _typed((*found.findings, *beside), trace, found.run.on_host)
+        predicted = session.predicted(_edits((*found.findings, *beside), facts))
+    step = round(found.budget.mean)
+    return SeenRun(found.findings, step, found.verdict, facts, typed, predicted, beside)
 
 
 def _unseen(run: Path) -> CannotTune:
@@ -112,7 +113,7 @@ def _unseen(run: Path) -> CannotTune:
     return CannotTune(*UNSEEN)
 
 
-def _reasons(found: Page, trace: Trace, session: Session) -> list[Finding]:
+def _reasons(found: Page, session: Session) -> list[Finding]:
     """What the page has no finding of: with what a replay says that it gains, on a device."""
     on_device = not found.run.on_host
     told = list(reasons.reasons(session, on_device))
@@ -132,14 +133,15 @@ def _edits(findings: Sequence[Finding], facts: JobFacts) -> list[str]:
     return [*dict.fromkeys((*made, *theirs))]
 
 
-def _typed(found: Page, trace: Trace) -> dict[str, str]:
-    names = dict.fromkeys(name for finding in found.findings for name in finding.remedies or ())
+def _typed(findings: Sequence[Finding], trace: Trace, on_host: bool) -> dict[str, str]:
+    names = dict.fromkeys(name for finding in findings for name in finding.remedies or ())
     told: dict[str, str] = {}
     for name in names:
         asked = RemedyForJob.asked(name, trace=trace)
         lines = [snippet.text for _, change in asked.changes for snippet in change.snippets]
         instead = [change.instead for _, change in asked.changes if change.instead]
-        told[name] = "\n".join(lines or instead)
+        text = "\n".join(lines or instead)
+        told[name] = text.replace('autocast("cuda"', 'autocast("cpu"') if on_host else text
     return told
 
 
