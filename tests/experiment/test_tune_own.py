@@ -132,14 +132,15 @@ def test_what_only_the_user_can_change_is_told_with_its_gain_and_what_proves_it(
     busy = replace(finding("host-busy-elsewhere", 40), next="Make `tally` cheaper.")
     late = finding("rank-arrives-last", 30, "rank-exclusion")
     small = finding("garbage", 1)  # and without a remedy: nothing is said of it
+    dark = replace(finding("idle-unexplained", 0), gain="unknown", cost_per_step=17_000_000, next="Find out.")
 
     class Told(World):
         def look(self, run: Path, words: tuple[str, ...]) -> SeenRun:
             gains = {"even-ranks": PredictedGain(20_000_000, 18_000_000, 22_000_000)}
             return replace(super().look(run, words), predicted=gains)
 
-    found = tune(Told(findings=lambda _: [busy, late, small]), tmp_path, own={})
-    assert [one.name for one in found.left] == ["host-busy-elsewhere", "rank-exclusion"]
+    found = tune(Told(findings=lambda _: [busy, late, dark, small]), tmp_path, own={})
+    assert [one.name for one in found.left] == ["host-busy-elsewhere", "rank-exclusion", "idle-unexplained"]
     out = found.folder.path
     lines = [line for _, line in found.lines()]
     at = lines.index(next(line for line in lines if line.startswith("host-busy-elsewhere: ")))
@@ -153,7 +154,10 @@ def test_what_only_the_user_can_change_is_told_with_its_gain_and_what_proves_it(
         f"what to change: lostflops remedy rank-exclusion {out}/recorded-1",
         f"to prove it: lostflops tune --resume {out} --try 'rank-exclusion=COMMAND'",
     ]
-    one, other = found.to_json()["left"]
+    assert lines[at + 8].startswith("idle-unexplained: what it would gain is not known. ")
+    assert lines[at + 9] == "to do: Find out." and "What was left alone" not in lines
+    one, other, unknown = found.to_json()["left"]
+    assert unknown["at_most"] is None and unknown["predicted"] is None
     assert one["try"] in text(found) and one["typed"] == "Make `tally` cheaper." and one["predicted"] is None
     assert other["predicted"]["gain"] == 0.2 and other["at_most"] == 0.3
 

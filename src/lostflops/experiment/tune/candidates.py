@@ -58,8 +58,8 @@ class TuneCandidate:
 
     @property
     def promise(self) -> float:
-        """What it may gain: predicted, or the time that the finding is about, where its bound is wider."""
-        return min(self.at_most, self.cost) if self.gain is None else self.gain
+        """What it may gain: predicted, or half the time that is at stake or that the finding is about."""
+        return min(self.at_most, self.cost) / 2 if self.gain is None else self.gain
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class LeftAlone:
     gain: float | None = None
     low: float | None = None
     high: float | None = None
-    at_most: float = 0.0
+    at_most: float | None = 0.0  # None: not known
     edit: str = ""
     then: str = ""
 
@@ -113,12 +113,12 @@ def candidates(
 
 
 def to_try(found: Sequence[Found]) -> Iterator[TuneCandidate]:
-    """Those that are tried, the largest promise first; what the page has no finding for comes last.
+    """Those that are tried: the user's own, then the largest promise; what the page does not find is last.
 
     Work that is needless takes longer where something else slows it down, such as too many threads.
     """
     chosen = [one for one in found if isinstance(one, TuneCandidate)]
-    yield from sorted(chosen, key=lambda one: (one.beside, -one.promise))
+    yield from sorted(chosen, key=lambda one: (not one.change.own, one.beside, -one.promise))
 
 
 def _judged(
@@ -141,10 +141,13 @@ def _judged(
 
     def left(why: str, is_for_user: bool = False) -> LeftAlone:
         then = "" if known else finding.next
+        most = None if finding.gain == "unknown" else bound
         return LeftAlone(
-            known, finding.name, finding.claim, why, is_for_user, gain, low, high, bound, edit, then
+            known, finding.name, finding.claim, why, is_for_user, gain, low, high, most, edit, then
         )
 
+    if finding.gain == "unknown" and remedy not in own:
+        return left("what it would gain is not known", is_for_user=True)
     if gain is None and bound < LEAST_BOUND:
         return left("replay predicts no gain for it, and the time at stake is small")
     if gain is not None and gain < LEAST:

@@ -164,12 +164,15 @@ class TuneReport:
             yield 0, "What was tried"
         for trial in self.folder.trials:
             yield from self._about(trial)
-        if self.left:
-            yield 0, "What was left alone"
-        for one in self.left:
-            yield 2, f"{one.name}: {one.why}. {shown(one.claim)}"
-            if one.is_for_user and self.folder.recorded:
-                yield from self._for_user(one)
+        yours = [one for one in self.left if one.is_for_user]
+        others = [one for one in self.left if not one.is_for_user]
+        for heading, ones in (("What only you can change", yours), ("What was left alone", others)):
+            if ones:
+                yield 0, heading
+            for one in ones:
+                yield 2, f"{one.name}: {one.why}. {shown(one.claim)}"
+                if one.is_for_user and self.folder.recorded:
+                    yield from self._for_user(one)
         if self.kept:
             yield 0, "To keep it, change the job itself"
             for trial in self.made:
@@ -181,10 +184,10 @@ class TuneReport:
 
     def _for_user(self, one: LeftAlone) -> Iterator[tuple[int, str]]:
         """What only the user can change: what it would gain, what to change, and what proves it."""
-        if one.gain is None:
-            yield 4, f"at most {100 * one.at_most:.1f} % less time; replay predicts nothing for it"
-        else:
+        if one.gain is not None:
             yield 4, f"predicted {100 * one.gain:.1f} % less time ({one.edit})"
+        elif one.at_most is not None:  # else that is why it was left
+            yield 4, f"at most {100 * one.at_most:.1f} % less time; replay predicts nothing for it"
         if one.then:
             yield 4, f"to do: {shown(one.then)}"
         if one.remedy:
