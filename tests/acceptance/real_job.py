@@ -229,20 +229,22 @@ class Job:
     def stages(self, given: argparse.Namespace) -> None:
         """Two stages of a pipeline, 1F1B, of six layers: three each, or with the fault two and four."""
         torch.distributed.init_process_group("gloo")
-        layers = (
-            3 if self.fault != "stages" else 2 + 2 * (self.rank + 1 == torch.distributed.get_world_size())
-        )
-        module = nn.Sequential(nn.Linear(64, 64), *(Steady(given.layer_ms) for _ in range(layers)))
-        device = torch.device("cpu")
-        stage = PipelineStage(module, self.rank, torch.distributed.get_world_size(), device)
+        torch.manual_seed(0)
+        last = self.rank + 1 == torch.distributed.get_world_size()
+        layers = [nn.Sequential(nn.Linear(64, 64), Steady(given.layer_ms)) for _ in range(6)]
+        first = 2 if self.fault == "stages" else 3  # of the last stage
+        module = nn.Sequential(*(layers[first:] if last else layers[:first]))
+        stage = PipelineStage(module, self.rank, torch.distributed.get_world_size(), torch.device("cpu"))
         schedule = Schedule1F1B(stage, given.micro, loss_fn=nn.functional.mse_loss)
         optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
         for _ in range(self.steps):
             x = torch.ones(2 * given.micro, 64)
-            last = self.rank + 1 == torch.distributed.get_world_size()
-            schedule.step(*(() if self.rank else (x,)), **({"target": x} if last else {}))
+            losses: list[torch.Tensor] = []
+            schedule.step(*(() if self.rank else (x,)), **({"target": x, "losses": losses} if last else {}))
             optimizer.step()
             optimizer.zero_grad()
+            if losses:
+                lostflops.log(loss=torch.stack(losses).mean())
             self.ended()
 
 

@@ -216,6 +216,10 @@ def test_a_wide_bound_does_not_come_before_a_cause_that_costs_more() -> None:
     logs = finding("logging-inside-step", 30, "log-less")
     found = candidates(seen([waits, logs]), (), (), "bit-identical")
     assert [one.change.remedy for one in to_try(found)] == ["log-less", "omp-wait-policy"]
+    # A bound is half of a prediction, and what the user gave a command for comes before both.
+    late = finding("rank-arrives-last", 12, "stage-balance", predicted=12)
+    found = candidates(seen([waits, logs, late]), (), (), "bit-identical", STAGES)
+    assert [one.change.remedy for one in to_try(found)] == ["stage-balance", "log-less", "omp-wait-policy"]
     # Products take longer as well where threads wait for each other: that comes first.
     products = finding("fp32-on-processor", 90, "bf16")
     found = candidates(replace(seen([waits]), reasons=[products]), (), (), "numerically close")
