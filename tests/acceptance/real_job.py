@@ -164,11 +164,12 @@ class Job:
                 logging.info("layer %d, gradient %f", number, ms)
 
     def meet(self) -> None:
-        """Look at each gradient, and wait until all ranks have, so that they would stop together."""
+        """Look at each gradient, and with the fault wait until all ranks have, so that they stop together."""
         for parameter in self.model.parameters():
             if parameter.grad is not None and not parameter.grad.isfinite().all().item():
                 raise SystemExit("a gradient is not finite")
-            torch.distributed.barrier()
+            if self.fault == "barriers":
+                torch.distributed.barrier()
 
     def train(self, given: argparse.Namespace) -> None:
         torch.manual_seed(0)
@@ -216,7 +217,7 @@ class Job:
                 with quiet:
                     loss = nn.functional.cross_entropy(wrapped(inputs), labels) / given.micro
                     loss.backward()
-            if self.fault == "barriers":
+            if self.fault in ("barriers", "reads"):
                 self.meet()
             optimizer.step()
             lostflops.log(loss=loss)

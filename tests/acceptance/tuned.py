@@ -66,7 +66,7 @@ CASES = (
              "log-less"),
     TuneCase(
         "sync", "each gradient read, and a barrier behind it", ("--fault", "barriers", "--model", "deep"),
-        "fewer-barriers", 2, without=("--model", "deep"),
+        "fewer-barriers", 2, without=("--fault", "reads", "--model", "deep"),
     ),
     TuneCase(
         "stages", "two and four layers in two stages",

@@ -74,6 +74,13 @@ def test_a_command_of_the_users_is_proven_and_what_can_be_made_beside_it_too(tmp
     assert (one["remedy"], one["own"], one["typed"]) == ("stage-balance", True, shlex.join(OWN))
 
 
+def test_a_gain_above_its_bound_is_not_passed_over(tmp_path: Path) -> None:
+    bounded = [finding("communication-exposed", 20, "stage-balance")]
+    world = split(gains={"stage-balance": 30.0}, findings=lambda made: [] if made else bounded)
+    lines = [line for _, line in tune(world, tmp_path).lines() if line.startswith("at most 20.0 % less time")]
+    assert len(lines) == 1 and ": the measured gain is larger: the change does more" in lines[0]
+
+
 def test_killed_at_any_moment_a_loop_with_a_command_of_the_users_goes_on(tmp_path: Path) -> None:
     whole = tune(steady := split(), tmp_path / "whole")
     for at in range(1, steady.moments + 1, 3):

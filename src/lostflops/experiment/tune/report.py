@@ -20,6 +20,9 @@ from .candidates import LeftAlone, known
 from .state import PROOF, SHIM, Decided, Trial, TuneFolder
 
 SCHEMA = 1
+ABOVE = (
+    "the measured gain is larger: the change does more than the finding is about, or recorded steps differed"
+)
 
 
 @dataclass(frozen=True)
@@ -232,7 +235,9 @@ class TuneReport:
         if trial.gain is not None:
             yield 4, f"predicted {100 * trial.gain:.1f} % less time ({trial.edit}){self._against(trial, one)}"
         elif trial.at_most is not None:
-            yield 4, f"at most {100 * trial.at_most:.1f} % less time; replay predicts nothing for it"
+            bound = f"at most {100 * trial.at_most:.1f} % less time; replay predicts nothing for it"
+            above = one is not None and one.high is not None and 1 - one.high > trial.at_most
+            yield 4, f"{bound}: {ABOVE}" if above else bound
         if one is not None and one.low is not None:
             yield 4, f"measured {_less(one.ratio, one.low, one.high, one.pairs)}"
             if one.loss and one.loss != "unknown":
