@@ -11,6 +11,7 @@ import os
 import random
 import time
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,12 @@ class Job:
     def train(self, given: argparse.Namespace) -> None:
         torch.manual_seed(0)
         random.seed(0)
-        made = {"cnn": cnn, "mlp": mlp, "deep": deep, "steady": lambda: steady(given.layer_ms)}
+        made = {
+            "cnn": cnn,
+            "mlp": mlp,
+            "deep": deep,
+            "steady": lambda: steady(given.layer_ms, width=given.width),
+        }
         self.model, shape = made[given.model]()
         if self.fault == "recompute":
             self.model = nn.Sequential(Again(self.model))
@@ -254,6 +260,7 @@ def main() -> None:
     parser.add_argument("--fault", default="none")
     parser.add_argument("--model", default="mlp", choices=("mlp", "cnn", "deep", "steady", "stages"))
     parser.add_argument("--layer-ms", type=float, default=5.0, help="forward, of a layer of `steady`")
+    parser.add_argument("--width", type=int, default=768, help="of a layer of `steady`")
     parser.add_argument("--micro", type=int, default=1, help="micro-batches of a step")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--ms", type=float, default=60.0)

@@ -60,8 +60,11 @@ CASES = (
     TuneCase("recompute", "everything computed again", ("--fault", "recompute", "--model", "steady"),
              "selective-checkpointing"),
     TuneCase("fp32", "fp32", ("--model", "mlp"), "bf16", 1, CLOSE),
-    TuneCase("overlap", "one bucket of all gradients", ("--fault", "one-bucket", "--model", "steady"),
-             "overlap-communication", 2, CLOSE),
+    TuneCase(
+        "overlap", "one bucket of all gradients",
+        ("--fault", "one-bucket", "--model", "steady", "--width", "1280", "--layer-ms", "8"),
+        "overlap-communication", 2, CLOSE,
+    ),
     TuneCase("log", "8 log lines in each step, to a slow disk", ("--fault", "slow-log", "--model", "steady"),
              "log-less"),
     TuneCase(
