@@ -175,12 +175,8 @@ class Job:
     def train(self, given: argparse.Namespace) -> None:
         torch.manual_seed(0)
         random.seed(0)
-        made = {
-            "cnn": cnn,
-            "mlp": mlp,
-            "deep": deep,
-            "steady": lambda: steady(given.layer_ms, width=given.width),
-        }
+        waits = partial(steady, given.layer_ms, width=given.width)
+        made = {"cnn": cnn, "mlp": mlp, "deep": deep, "steady": waits}
         self.model, shape = made[given.model]()
         if self.fault == "recompute":
             self.model = nn.Sequential(Again(self.model))
