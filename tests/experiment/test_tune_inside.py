@@ -40,6 +40,8 @@ class Numbers(Dataset):
 
 torch.manual_seed(0)
 inner = torch.nn.Linear(8, 4)
+inside = []
+inner.register_forward_hook(lambda module, given, out: inside.append(str(out.dtype)))
 model = torch.nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=1)
 sent = []
 def hook(state, bucket):
@@ -73,7 +75,8 @@ logging.getLogger().removeHandler(lines)
 told = {
     "ran": len(ran), "writers": writers,
     "threads": torch.get_num_threads(), "workers": loader.num_workers, "sent": len(sent),
-    "dtype": str(out.dtype), "fused": optimizer.param_groups[0]["fused"], "collecting": gc.isenabled(),
+    "dtype": str(out.dtype), "inside": inside[-1],
+    "fused": optimizer.param_groups[0]["fused"], "collecting": gc.isenabled(),
     "weights": str(inner.weight.dtype), "data": str(batch.dtype),
 }
 print(json.dumps(told))
@@ -152,7 +155,8 @@ def test_every_change_is_made_to_a_job_that_knows_nothing_of_it(tmp_path: Path) 
     told = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
     assert told == {
         "ran": 1, "writers": ["lostflops-logs"],
-        "threads": 1, "workers": 2, "sent": 12, "dtype": "torch.bfloat16", "fused": True,
+        "threads": 1, "workers": 2, "sent": 12, "dtype": "torch.float32",
+        "inside": "torch.bfloat16", "fused": True,
         "collecting": False, "weights": "torch.float32", "data": "torch.float32",
     }  # fmt: skip
     # Both models send once a step. A step of one micro-batch of each would have used gradients that were not
