@@ -11,6 +11,7 @@ import os
 import random
 import time
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,20 +27,21 @@ from lostflops.lab.exercises.scripts.model import Wait
 STEPS = 22
 OUTLIER = 12
 THREADS = 16  # more than the cores
-EACH_STEP = ("sleep", "loop", "gc", "save", "logging")
+LINE_MS, LINES = 5, 8  # of a slow log, in a step
+EACH_STEP = ("sleep", "loop", "gc", "save", "logging", "slow-log")
 
 
 class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Random samples; making one takes `ms` of Python."""
+    """Random samples; making one takes `ms` of Python, or of waiting where they are read `from_far`."""
 
-    def __init__(self, shape: tuple[int, ...], ms: float, steps: int) -> None:
-        self.shape, self.ms, self.steps = shape, ms, steps
+    def __init__(self, shape: tuple[int, ...], ms: float, steps: int, from_far: bool = False) -> None:
+        self.shape, self.ms, self.steps, self.from_far = shape, ms, steps, from_far
 
     def __len__(self) -> int:
         return 8 * self.steps + 8
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        spin(self.ms)
+        (time.sleep(self.ms / 1000) if self.from_far else spin(self.ms))
         return torch.full(self.shape, 0.01 * index), torch.tensor(index % 10)
 
 
@@ -56,6 +58,14 @@ def mlp(width: int = 1024) -> tuple[nn.Module, tuple[int, ...]]:
     for _ in range(5):
         layers += [nn.Linear(width, width), nn.GELU()]
     return nn.Sequential(*layers, nn.Linear(width, 10)), (width,)
+
+
+class Waiting(logging.FileHandler):
+    """A log file on a slow disk: each line takes a while to be written."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        time.sleep(LINE_MS / 1000)
 
 
 class Again(nn.Module):
@@ -150,22 +160,35 @@ class Job:
         elif self.fault == "logging":
             for number in range(int(8 * ms)):
                 logging.info("step %d, loss %f", number, ms)
+        elif self.fault == "slow-log":
+            for number in range(LINES):
+                logging.info("layer %d, gradient %f", number, ms)
+
+    def meet(self) -> None:
+        """Look at each gradient, and with the fault wait until all ranks have, so that they stop together."""
+        for parameter in self.model.parameters():
+            if parameter.grad is not None and not parameter.grad.isfinite().all().item():
+                raise SystemExit("a gradient is not finite")
+            if self.fault == "barriers":
+                torch.distributed.barrier()
 
     def train(self, given: argparse.Namespace) -> None:
         torch.manual_seed(0)
         random.seed(0)
-        made = {"cnn": cnn, "mlp": mlp, "deep": deep, "steady": lambda: steady(given.layer_ms)}
+        waits = partial(steady, given.layer_ms, width=given.width)
+        made = {"cnn": cnn, "mlp": mlp, "deep": deep, "steady": waits}
         self.model, shape = made[given.model]()
         if self.fault == "recompute":
-            self.model = nn.Sequential(*(Again(block) for block in self.model))
+            self.model = nn.Sequential(Again(self.model))
         if self.fault == "gc":
             self.heap = [{"number": [n]} for n in range(150_000)]
         log = Path(given.times).with_suffix(".log")
-        logging.basicConfig(filename=log, level=logging.INFO)
+        handler = Waiting(log) if self.fault == "slow-log" else logging.FileHandler(log)
+        logging.basicConfig(handlers=[handler], level=logging.INFO)
         wrapped: nn.Module = self.model
         if "WORLD_SIZE" in os.environ:
             torch.distributed.init_process_group("gloo")
-            bucket = 0.01 if self.fault == "buckets" else 1.0 if self.fault == "no-overlap" else None
+            bucket = {"buckets": 0.01, "no-overlap": 1.0, "one-bucket": 1000.0}.get(self.fault)
             wrapped = nn.parallel.DistributedDataParallel(self.model, bucket_cap_mb=bucket)
             if self.fault == "no-overlap":
                 wrapped.register_comm_hook(None, waits_at_once)
@@ -174,9 +197,11 @@ class Job:
             torch._dynamo.config.accumulated_recompile_limit = 1000
             wrapped = torch.compile(wrapped, backend="aot_eager", dynamic=False)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
-        slow = given.ms if self.fault == "loader" and self.faulty else 0.0
+        slow = given.ms if self.fault in ("loader", "far") and self.faulty else 0.0
         batch = 8
-        data = torch.utils.data.DataLoader(Samples(shape, slow / batch, self.steps), batch_size=batch)
+        data = torch.utils.data.DataLoader(
+            Samples(shape, slow / batch, self.steps, self.fault == "far"), batch
+        )
         for step, (inputs, labels) in enumerate(data):
             if step == self.steps:
                 break
@@ -194,6 +219,8 @@ class Job:
                 with quiet:
                     loss = nn.functional.cross_entropy(wrapped(inputs), labels) / given.micro
                     loss.backward()
+            if self.fault in ("barriers", "reads"):
+                self.meet()
             optimizer.step()
             lostflops.log(loss=loss)
             self.ended()
@@ -203,19 +230,24 @@ class Job:
         self.busy.append(time.process_time() + self.slept)
 
     def stages(self, given: argparse.Namespace) -> None:
-        """Two stages of a pipeline, 1F1B; with the fault the last one takes twice as long as the first."""
+        """Two stages of a pipeline, 1F1B, of six layers: three each, or with the fault two and four."""
         torch.distributed.init_process_group("gloo")
-        module = nn.Sequential(nn.Linear(64, 64), Steady(given.layer_ms * (1 + self.faulty)))
-        device = torch.device("cpu")
-        stage = PipelineStage(module, self.rank, torch.distributed.get_world_size(), device)
+        torch.manual_seed(0)
+        last = self.rank + 1 == torch.distributed.get_world_size()
+        layers = [nn.Sequential(nn.Linear(64, 64), Steady(given.layer_ms)) for _ in range(6)]
+        first = 2 if self.fault == "stages" else 3  # of the last stage
+        module = nn.Sequential(*(layers[first:] if last else layers[:first]))
+        stage = PipelineStage(module, self.rank, torch.distributed.get_world_size(), torch.device("cpu"))
         schedule = Schedule1F1B(stage, given.micro, loss_fn=nn.functional.mse_loss)
         optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
         for _ in range(self.steps):
             x = torch.ones(2 * given.micro, 64)
-            last = self.rank + 1 == torch.distributed.get_world_size()
-            schedule.step(*(() if self.rank else (x,)), **({"target": x} if last else {}))
+            losses: list[torch.Tensor] = []
+            schedule.step(*(() if self.rank else (x,)), **({"target": x, "losses": losses} if last else {}))
             optimizer.step()
             optimizer.zero_grad()
+            if losses:
+                lostflops.log(loss=torch.stack(losses).mean())
             self.ended()
 
 
@@ -224,6 +256,7 @@ def main() -> None:
     parser.add_argument("--fault", default="none")
     parser.add_argument("--model", default="mlp", choices=("mlp", "cnn", "deep", "steady", "stages"))
     parser.add_argument("--layer-ms", type=float, default=5.0, help="forward, of a layer of `steady`")
+    parser.add_argument("--width", type=int, default=768, help="of a layer of `steady`")
     parser.add_argument("--micro", type=int, default=1, help="micro-batches of a step")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--ms", type=float, default=60.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,11 @@ CLOSE, BIT_IDENTICAL = "numerically-close", "bit-identical"
 
 @dataclass(frozen=True)
 class TuneCase:
-    """A job with a fault, the remedy that has to stay, and the safety that allows it. Healthy: no remedy."""
+    """A job with a fault, the remedy that has to stay, and the safety that allows it. Healthy: no remedy.
+
+    `without` are the options of the job as its user would change it: where no code of ours can make the
+    remedy, that command is given with `--try`.
+    """
 
     name: str
     fault: str
@@ -34,6 +39,7 @@ class TuneCase:
     remedy: str | None
     ranks: int = 1
     safety: str = BIT_IDENTICAL
+    without: tuple[str, ...] = ()
 
 
 CASES = (
@@ -47,12 +53,35 @@ CASES = (
         ("--fault", "sync-all", "--micro", "4", "--model", "steady"), "gradient-accumulation", 2, CLOSE,
     ),
     TuneCase("threads", "16 threads", ("--fault", "threads"), "cpu-threads", 1, CLOSE),
+    TuneCase(
+        "late", "slow data set on one of two ranks",
+        ("--fault", "far", "--ms", "100", "--rank", "1", "--model", "steady"), "loader-workers", 2,
+    ),
+    TuneCase("recompute", "everything computed again", ("--fault", "recompute", "--model", "steady"),
+             "selective-checkpointing"),
+    TuneCase("fp32", "fp32", ("--model", "mlp"), "bf16", 1, CLOSE),
+    TuneCase(
+        "overlap", "one bucket of all gradients",
+        ("--fault", "one-bucket", "--model", "steady", "--width", "1280", "--layer-ms", "8"),
+        "overlap-communication", 2, CLOSE,
+    ),
+    TuneCase("log", "8 log lines in each step, to a slow disk", ("--fault", "slow-log", "--model", "steady"),
+             "log-less"),
+    TuneCase(
+        "sync", "each gradient read, and a barrier behind it", ("--fault", "barriers", "--model", "deep"),
+        "fewer-barriers", 2, without=("--fault", "reads", "--model", "deep"),
+    ),
+    TuneCase(
+        "stages", "two and four layers in two stages",
+        ("--fault", "stages", "--model", "stages", "--micro", "4", "--layer-ms", "2"),
+        "stage-balance", 2, without=("--model", "stages", "--micro", "4", "--layer-ms", "2"),
+    ),
     TuneCase("healthy", "healthy", ("--model", "steady"), None),
 )  # fmt: skip
 
 
-def command(case: TuneCase, times: Path) -> list[str]:
-    return [*started(case.ranks), *case.options, "--steps", str(STEPS), "--times", str(times)]
+def command(case: TuneCase, options: Sequence[str], times: Path) -> list[str]:
+    return [*started(case.ranks), *options, "--steps", str(STEPS), "--times", str(times)]
 
 
 def tuned(case: TuneCase, output: Path, minutes: float) -> Mapping[str, Any]:
@@ -64,8 +93,11 @@ def tuned(case: TuneCase, output: Path, minutes: float) -> Mapping[str, Any]:
         if folder.exists():
             words += ["--resume", str(folder)]
         else:
-            words += ["--output", str(folder), "--safety", case.safety, "--"]
-            words += command(case, output / f"tt-{case.name}")
+            words += ["--output", str(folder), "--safety", case.safety]
+            if case.without:
+                changed = command(case, case.without, output / f"tt-{case.name}-changed")
+                words += ["--try", f"{case.remedy}={shlex.join(changed)}"]
+            words += ["--", *command(case, case.options, output / f"tt-{case.name}")]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if not report.exists():
             raise SystemExit(f"{case.fault}: {done.stderr.strip()}")

@@ -39,6 +39,16 @@ def test_a_stage_that_costs_more_than_a_slow_link_comes_first(tmp_path: Path) ->
     assert findings[0].claim.startswith("Rank 1 is the slowest pipeline stage")
 
 
+def test_a_stage_with_more_layers_gains_what_moving_them_does(tmp_path: Path) -> None:
+    """As fast as the other, it would gain 157 ms: the other stage has to compute what moves to it."""
+    even = SimulatedJob(strategy("pp2-m4", 2), seed=7, steps=2, warmup=1, layers=8, sequence=2048)
+    uneven = replace(even, more_layers={0: -1, 1: 1})
+    truth = ran(uneven).mean_step(1) - ran(even).mean_step(1)
+    (first, *_) = told(tmp_path, uneven)
+    assert first.claim.startswith("Rank 1 is the slowest pipeline stage") and first.edit == "even-stages"
+    assert first.predicted is not None and first.predicted.ns == pytest.approx(truth, rel=0.05)
+
+
 def test_a_slow_link_costs_what_other_stages_wait_for_it_too(tmp_path: Path) -> None:
     """Its transfers are 1.7 % of the mean step; without it a step would be 3.1 % shorter."""
     job = replace(HEALTHY, slow_links={3: 6.0})
@@ -53,6 +63,7 @@ def test_a_slow_stage_is_named_beside_a_rank_that_is_late_for_another_reason(tmp
     late, slow = told(tmp_path, job)
     assert late.rank == 1 and "data loading" in late.claim
     assert slow.claim.startswith("Rank 2 is the slowest pipeline stage") and "GPU clocks" in slow.next
+    assert slow.edit == "even-ranks:2"  # which no other stage would have to make up for
 
 
 def test_nobody_waits_longer_for_a_pause_of_the_first_stage_than_it_lasts(tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ class World:
             if self.breaks.get(name) == "fails":
                 (run / run_folder.OUTPUT).write_text("cannot pickle it\n")
                 return Ended(run, 1, 1.0)
-            inside = changes.CHANGES[name].is_inside and self.breaks.get(name) != "nothing"
+            by_us = name in changes.CHANGES and changes.CHANGES[name].is_inside
+            inside = by_us and self.breaks.get(name) != "nothing"
             if inside and run.name.startswith(state.TRYOUT):
                 note = {"change": name, "what": f"{name} made", "failed": False}
                 with (run.parent / state.SHIM / "applied-1.jsonl").open("a") as file:
@@ -135,7 +136,7 @@ class World:
 
     @property
     def hands(self) -> Hands:
-        return Hands(self.start, self.start, self.look, self.prove)
+        return Hands(self.start, self.start, self.start, self.look, self.prove)
 
 
 def tune(world: World, path: Path, **plan: Any) -> TuneReport:
@@ -415,7 +416,7 @@ def test_somebody_may_end_it(tmp_path: Path) -> None:
     def interrupted(folder: proofs.ProofFolder, say: Callable[[str], None], until: float) -> Proven:
         raise KeyboardInterrupt
 
-    stopping = Hands(world.start, world.start, world.look, interrupted)
+    stopping = Hands(world.start, world.start, world.start, world.look, interrupted)
     folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=6))
     found = loop.run(folder, COMMAND, lambda _: None, stopping)
     assert found.interrupted and found.ended == "somebody ended it" and not found.kept
@@ -435,7 +436,7 @@ def test_a_job_that_fails_by_itself_is_said(tmp_path: Path) -> None:
 
     folder = state.made(tmp_path / "out", state.TunePlan(COMMAND))
     with pytest.raises(CannotTune, match="status 3, after it printed: no such data set"):
-        loop.run(folder, COMMAND, lambda _: None, Hands(fails, fails, world.look, world.prove))
+        loop.run(folder, COMMAND, lambda _: None, Hands(fails, fails, fails, world.look, world.prove))
 
 
 def failing(at: int, world: World, always: bool = False, seed: int | None = None) -> Hands:
@@ -456,7 +457,7 @@ def failing(at: int, world: World, always: bool = False, seed: int | None = None
             patched.setattr(proving.command, "run", run)
             return hands.prove(folder, say, until)
 
-    return Hands(world.start, world.start, world.look, prove)
+    return Hands(world.start, world.start, world.start, world.look, prove)
 
 
 @pytest.mark.parametrize("at", [0, 1], ids=["before the first pair", "after a pair"])
@@ -497,7 +498,9 @@ def test_no_finished_pair_is_not_counted_as_one_that_cannot_tell(tmp_path: Path)
 
     world = World()
     folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=6))
-    found = loop.run(folder, COMMAND, lambda _: None, Hands(world.start, world.start, world.look, prove))
+    found = loop.run(
+        folder, COMMAND, lambda _: None, Hands(world.start, world.start, world.start, world.look, prove)
+    )
     assert found.folder.decided[1].why == (
         "taken back: no pair of starts was finished. The command after the change ended with status 5"
     )
@@ -511,7 +514,9 @@ def test_a_disk_that_is_full_during_a_proof_takes_no_change_back(tmp_path: Path)
         return Proven("cannot tell", None, None, "", stopped=stopped, hindered=True)
 
     folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=6))
-    found = loop.run(folder, COMMAND, lambda _: None, Hands(world.start, world.start, world.look, full))
+    found = loop.run(
+        folder, COMMAND, lambda _: None, Hands(world.start, world.start, world.start, world.look, full)
+    )
     assert found.ended.endswith("No space left on device") and not found.folder.decided
     again = loop.run(state.read(tmp_path / "out"), COMMAND, lambda _: None, world.hands)
     assert [trial.change.remedy for trial in again.kept] == ["loader-workers"]
@@ -527,7 +532,9 @@ def test_a_job_that_diverges_by_itself_is_said_once(tmp_path: Path) -> None:
         return replace(found, loss=replace(found.loss, parity="not finite", first=28))
 
     folder = state.made(tmp_path / "out", state.TunePlan(COMMAND, pairs=6))
-    found = loop.run(folder, COMMAND, lambda _: None, Hands(world.start, world.start, world.look, prove))
+    found = loop.run(
+        folder, COMMAND, lambda _: None, Hands(world.start, world.start, world.start, world.look, prove)
+    )
     assert len(found.folder.trials) == 1 and not found.kept
     assert [line for _, line in found.lines() if "diverges by itself" in line] == [found.headline]
     assert found.headline == (
@@ -691,4 +698,4 @@ def test_no_secret_of_a_command_is_kept(tmp_path: Path) -> None:
     folder = state.made(tmp_path / "out", state.TunePlan(words))
     assert "hf_abc" not in (folder.path / run_folder.TUNE).read_text()
     with pytest.raises(Exception, match="held a secret"):
-        state.runnable(state.read(folder.path).plan.command)
+        state.runnable(state.read(folder.path).plan)

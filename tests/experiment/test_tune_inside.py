@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +16,15 @@ from lostflops.experiment.proof import starts
 from lostflops.experiment.proof.running import command
 from lostflops.experiment.tune import changes
 from lostflops.experiment.tune.changes import AppliedChange
+from lostflops.experiment.tune.injected import lostflops_tuner
 from lostflops.experiment.tune.injected.lostflops_tuner import gradients, loader
 
 pytest.importorskip("torch", reason="pip install torch")
 
 JOB = """
-import gc, json, sys
+import gc, json, logging, sys, threading
 import torch, torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 import lostflops
 
@@ -37,6 +40,8 @@ class Numbers(Dataset):
 
 torch.manual_seed(0)
 inner = torch.nn.Linear(8, 4)
+inside = []
+inner.register_forward_hook(lambda module, given, out: inside.append(str(out.dtype)))
 model = torch.nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=1)
 sent = []
 def hook(state, bucket):
@@ -55,9 +60,23 @@ for n, batch in enumerate(loader):
         optimizer.step()
         optimizer.zero_grad()
         lostflops.log(loss=loss)
+ran = []
+def block(x):
+    ran.append(1)
+    return x.sin()
+checkpoint(block, torch.ones(2, requires_grad=True), use_reentrant=False).sum().backward()
+writers = []
+class Lines(logging.Handler):
+    def emit(self, record):
+        writers.append(threading.current_thread().name)
+logging.getLogger().addHandler(lines := Lines())
+logging.warning("line %d", 7)
+logging.getLogger().removeHandler(lines)
 told = {
+    "ran": len(ran), "writers": writers,
     "threads": torch.get_num_threads(), "workers": loader.num_workers, "sent": len(sent),
-    "dtype": str(out.dtype), "fused": optimizer.param_groups[0]["fused"], "collecting": gc.isenabled(),
+    "dtype": str(out.dtype), "inside": inside[-1],
+    "fused": optimizer.param_groups[0]["fused"], "collecting": gc.isenabled(),
     "weights": str(inner.weight.dtype), "data": str(batch.dtype),
 }
 print(json.dumps(told))
@@ -84,7 +103,19 @@ MADE = (
     AppliedChange("bf16"),
     AppliedChange("tf32"),
     AppliedChange("pinned-copies"),
+    AppliedChange("selective-checkpointing"),
+    AppliedChange("log-less"),
 )
+
+
+def test_every_change_of_a_process_has_what_makes_it() -> None:
+    for name, made in lostflops_tuner.CHANGES.items():
+        assert changes.CHANGES[name].is_inside
+        for _, function in made:
+            file, _, called = function.partition(".")
+            assert callable(getattr(import_module(f"{lostflops_tuner.__name__}.{file}"), called))
+    own = {name for name, change in changes.CHANGES.items() if change.is_inside}
+    assert own == {*lostflops_tuner.CHANGES}
 
 
 def test_what_a_change_would_break_is_left_alone() -> None:
@@ -123,7 +154,9 @@ def test_every_change_is_made_to_a_job_that_knows_nothing_of_it(tmp_path: Path) 
     printed = (tmp_path / "run" / run_folder.OUTPUT).read_text()
     told = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
     assert told == {
-        "threads": 1, "workers": 2, "sent": 12, "dtype": "torch.bfloat16", "fused": True,
+        "ran": 1, "writers": ["lostflops-logs"],
+        "threads": 1, "workers": 2, "sent": 12, "dtype": "torch.float32",
+        "inside": "torch.bfloat16", "fused": True,
         "collecting": False, "weights": "torch.float32", "data": "torch.float32",
     }  # fmt: skip
     # Both models send once a step. A step of one micro-batch of each would have used gradients that were not
@@ -135,6 +168,7 @@ def test_every_change_is_made_to_a_job_that_knows_nothing_of_it(tmp_path: Path) 
     made = changes.taken_up(shim)
     assert made["loader-workers"] == ["num_workers 0 -> 2"]
     assert made["gradient-accumulation"] == ["no_sync in 1 of 2 micro-batches"]
+    assert made["selective-checkpointing"] and made["log-less"]
     assert made["fused-optimizer"] == ["AdamW(fused=True)"] and made["bucket-size"] == ["bucket_cap_mb=100"]
     assert not changes.failed(shim)
     # Without a GPU there is nothing to pin for, and no TF32.

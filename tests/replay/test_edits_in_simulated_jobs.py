@@ -159,6 +159,23 @@ def test_shared_work_takes_what_it_sends_with_it(folder: Path) -> None:
     assert truth < 0.9 * found.trust.measured_ns
 
 
+@pytest.mark.parametrize(
+    ("text", "ranks", "more"),
+    [("pp2-m4", 2, {0: -1, 1: 1}), ("pp2-dp2-m4", 4, {0: -1, 1: 1}), ("pp4-zb-m4", 4, {3: 1, 0: -1})],
+)
+def test_layers_that_move_are_computed_by_the_stages_they_move_to(
+    text: str, ranks: int, more: dict[int, int], folder: Path
+) -> None:
+    """As fast as the others, the slowest stage would have less to do, and nobody more."""
+    even = _job(text, ranks, ("layers", 8), ("steps", 2))
+    place = folder / f"{text}-stages"
+    simulate(replace(even, more_layers=more), place)
+    truth = simulate(even, folder / f"{text}-even")["step"]
+    found = Session(ingest_job.open(place)).replay()
+    close(found.predicted([edit("even-stages")]), truth)
+    assert truth < 0.95 * found.trust.measured_ns
+
+
 def test_recomputation_dropped_takes_what_the_job_without_takes(folder: Path) -> None:
     for text in ("ddp", "tp2-dp2"):
         truth = simulate(_job(text, 4), folder / f"kept-{text}")["step"]

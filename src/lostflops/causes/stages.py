@@ -28,6 +28,7 @@ UNTOLD_SCHEDULE = (
     "their passes are in no order of GPipe, 1F1B, interleaved 1F1B or ZB-H1: another schedule, such as ZB-V "
     "or DualPipe, may be in use already"
 )
+EVEN_STAGES = "even-stages"  # the edit
 UNSPLIT = "communication.exposed"  # of which nobody knows how much is waiting
 ALIKE_WAITS = 0.25  # of the longest: stages that lose the same to the schedule
 
@@ -136,7 +137,8 @@ def of_slow_stage(found: Finding, slow: SlowStage, given: Given) -> Finding:
         evidence=(*facts, *([in_words(even)] if even else []), *found.evidence),
         next=on_ranks(called(slow.ranks), slow_device(given)) if why and why[1] else found.next,
         rank=first,
-        edit=like_the_others(slow.ranks),
+        # Layers that move off a stage are computed by the others; what a slow device does is not.
+        edit=like_the_others(slow.ranks) if why and why[1] else EVEN_STAGES,
     )
 
 

@@ -32,6 +32,8 @@ ORDER = tuple(SAFETIES.values())
 LAUNCHERS = ("torchrun",)
 MOST_WORKERS = 16
 DDP_BUCKET = 100  # MiB
+MIB = 1 << 20
+PIECES = 8  # buckets, so that the first is sent while most of the backward pass is to come
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,25 @@ class JobFacts:
     passes: int = 1  # backward passes per step; 0 where steps differ
     loading: float = 0.0  # time in the loader over the rest of the step
     words: tuple[str, ...] = ()  # of the command
+    sent: int = 0  # bytes that a rank sends in all-reduces per step
+    largest: int = 0  # bytes of the largest of them
 
 
 class AppliedChange(msgspec.Struct, frozen=True):
-    """A change as it was made: the remedy's name, with the numbers that it was given."""
+    """A change as it was made: the remedy's name, with the numbers that it was given.
+
+    Where it is the user's `own`, another command makes it, and the name may be that of a finding.
+    """
 
     remedy: str
     options: dict[str, int] = {}
+    own: bool = False
 
     @property
     def made(self) -> str:
         """In words: 'loader-workers (workers 4)'."""
+        if self.own:
+            return f"{self.remedy} (your command)"
         told = ", ".join(f"{name} {value}" for name, value in self.options.items())
         return f"{self.remedy} ({told})" if told else self.remedy
 
@@ -84,10 +94,15 @@ class TunedChange:
 
     # What to replay for it; empty: what the finding that gives reason for it asks.
     edit: str = ""
+    # What a user types for it, where it is not what the remedy asks for in general.
+    instead: str = ""
+    by_command: bool = False  # another command makes it, and nothing of ours
 
     @property
     def is_inside(self) -> bool:
         """Whether something of ours runs in the process for it."""
+        if self.by_command:
+            return False
         return not (self.environment or self.launcher) or "{" in "".join(self.environment.values())
 
 
@@ -108,6 +123,13 @@ def _passes(facts: JobFacts, before: Mapping[str, int]) -> dict[str, int] | None
 
 def _bucket(facts: JobFacts, before: Mapping[str, int]) -> dict[str, int] | None:
     return None if before else {"mb": DDP_BUCKET}
+
+
+def _pieces(facts: JobFacts, before: Mapping[str, int]) -> dict[str, int] | None:
+    """Buckets of an eighth of the gradients, where most of them travel in a few."""
+    if before or not facts.sent or PIECES * facts.largest < 2 * facts.sent:
+        return None
+    return {"mb": max(1, round(facts.sent / PIECES / MIB))}
 
 
 def _torchrun(facts: JobFacts, before: Mapping[str, int]) -> dict[str, int] | None:
@@ -165,6 +187,34 @@ CHANGES: Mapping[str, TunedChange] = {
         _bucket,
         typed={"mb": (r"bucket_cap_mb\W+",)},
     ),
+    "overlap-communication": TunedChange(
+        "`DistributedDataParallel(bucket_cap_mb={mb})` inside the process",
+        "numerically close",
+        _pieces,
+        otherwise="gradients travel in many pieces already",
+        instead="DistributedDataParallel(model, bucket_cap_mb={mb})",
+    ),
+    "log-less": TunedChange(
+        "handlers of `logging` write from a thread of their own, inside the process",
+        "bit-identical",
+        instead=(
+            "waiting = queue.Queue(64)\n"
+            "root = logging.getLogger()\n"
+            "writer = logging.handlers.QueueListener(waiting, *root.handlers)\n"
+            "root.handlers = [logging.handlers.QueueHandler(waiting)]\n"
+            "root.handlers[0].enqueue = waiting.put  # waits where the writer is behind\n"
+            "writer.start()\n"
+            "atexit.register(writer.stop)"
+        ),
+    ),
+    "selective-checkpointing": TunedChange(
+        "`torch.utils.checkpoint.checkpoint` keeps all activations, inside the process",
+        "bit-identical",
+        instead=(
+            "-hidden = checkpoint(layer, hidden, use_reentrant=False)\n"
+            "+hidden = layer(hidden)  # the Trainer: gradient_checkpointing=False"
+        ),
+    ),
     "fused-optimizer": TunedChange("`fused=True` inside the process", "numerically close"),
     "bf16": TunedChange("`torch.autocast` to bf16 inside the process", "numerically close"),
     "tf32": TunedChange(
@@ -173,18 +223,31 @@ CHANGES: Mapping[str, TunedChange] = {
 }
 
 
+OWN = TunedChange("a command of yours (`--try`)", "changes convergence", by_command=True)
+
+
+def of(change: AppliedChange) -> TunedChange:
+    """How a change is made."""
+    return OWN if change.own else CHANGES[change.remedy]
+
+
+def own_among(changes: Sequence[AppliedChange]) -> AppliedChange | None:
+    """The one that another command makes; there is one at most."""
+    return next((change for change in changes if change.own), None)
+
+
 def allowed(safety: Safety, most: Safety) -> bool:
     """Whether a change as safe as `safety` may be made where `most` is asked for."""
     return ORDER.index(safety) <= ORDER.index(most)
 
 
 def made_how(change: AppliedChange) -> str:
-    return CHANGES[change.remedy].how.format(**change.options)
+    return of(change).how.format(**change.options)
 
 
 def with_its_numbers(change: AppliedChange, text: str) -> str:
     """What a user types for a remedy, with the numbers that were proven in the place of an example's."""
-    for option, before in CHANGES[change.remedy].typed.items():
+    for option, before in of(change).typed.items():
         for pattern in before:
             text = re.sub(rf"({pattern})\d+", rf"\g<1>{change.options[option]}", text)
     return text
@@ -197,7 +260,7 @@ def joined(changes: Sequence[AppliedChange], one: AppliedChange) -> tuple[Applie
 
 def command_line(words: Sequence[str], changes: Sequence[AppliedChange], folder: Path) -> str:
     """The command with these changes, as a shell takes it. What runs inside the process lies in `folder`."""
-    known = [(CHANGES[change.remedy], change.options) for change in changes]
+    known = [(of(change), change.options) for change in changes]
     launcher = [option for change, _ in known for option in change.launcher]
     settings = {
         name: text.format(**options) for change, options in known for name, text in change.environment.items()
@@ -214,7 +277,7 @@ def write(changes: Sequence[AppliedChange], folder: Path) -> None:
 
     Raises CannotWrite.
     """
-    asked = {c.remedy: c.options for c in changes if CHANGES[c.remedy].is_inside}
+    asked = {c.remedy: c.options for c in changes if of(c).is_inside}
     try:
         _write(asked, folder)
     except OSError as error:

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 
 from lostflops import run_folder
 from lostflops.capture.record import outcome
-from lostflops.capture.record.recording import StepOn
+from lostflops.capture.record.recording import DEFAULT_WHAT, StepOn
 from lostflops.errors import LostflopsError, shown
 from lostflops.experiment.proof import starts
 from lostflops.experiment.proof.proven import Proven
 from lostflops.experiment.proof.running import command, loop
 from lostflops.experiment.proof.running.command import Ended
 from lostflops.experiment.proof.running.folder import ProofFolder
+from lostflops.finding import Finding
 from lostflops.ingest import job
+from lostflops.remedies import REMEDIES
 from lostflops.report.first_page.page import Page, page
 from lostflops.report.remedy import RemedyForJob
-from lostflops.session import Session
+from lostflops.session import Session, Skipped
 from lostflops.store.trace import Trace
 
+from . import reasons
 from .candidates import SeenRun
 from .changes import CHANGES, JobFacts
 
 IN_FULL = ((10, 19),)
+WITH_STACKS = ((10, 14),)  # their files are large
 LOADING = "idle.data_loading"
 UNSEEN = (
     "No step of the job was recorded in full, so nothing is known of where its time goes.",
@@ -41,9 +46,10 @@ class CannotTune(LostflopsError):
 
 @dataclass(frozen=True)
 class Hands:
-    """Start with steps recorded in full, start for some steps, read a recording, and prove."""
+    """Start with steps recorded in full, with call stacks too, for some steps; read a recording; prove."""
 
     record: Callable[[str, Path, StepOn | None, int, float], Ended]
+    record_stacks: Callable[[str, Path, StepOn | None, int, float], Ended]
     try_out: Callable[[str, Path, StepOn | None, int, float], Ended]
     look: Callable[[Path, tuple[str, ...]], SeenRun]
     prove: Callable[[ProofFolder, Callable[[str], None], float], Proven]
@@ -59,6 +65,12 @@ def record(line: str, run: Path, step_on: StepOn | None, steps: int, until: floa
             why = command.without_steps(ended, step_on)
             raise CannotTune("No step of the command was seen.", f"{why}.") from error
     return ended
+
+
+def record_stacks(line: str, run: Path, step_on: StepOn | None, steps: int, until: float) -> Ended:
+    return command.run(
+        line, run, step_on, steps, in_full=WITH_STACKS, what=(*DEFAULT_WHAT, "python"), until=until
+    )
 
 
 def try_out(line: str, run: Path, step_on: StepOn | None, steps: int, until: float) -> Ended:
@@ -78,12 +90,14 @@ def look(run: Path, words: tuple[str, ...]) -> SeenRun:
     session = Session(trace)
     with trace.reading():
         found = page(trace, session)
-        typed = _typed(found, trace)
         if found.budget is None:
             raise _unseen(run)
-        facts = _facts(found, run, words)
-        predicted = session.predicted(_edits(found, facts))
-    return SeenRun(found.findings, round(found.budget.mean), found.verdict, facts, typed, predicted)
+        facts = _facts(found, run, words, session)
+        beside = _reasons(found, session)
+        typed = _typed((*found.findings, *beside), trace, found.run.on_host)
+        predicted = session.predicted(_edits((*found.findings, *beside), facts))
+    step = round(found.budget.mean)
+    return SeenRun(found.findings, step, found.verdict, facts, typed, predicted, beside)
 
 
 def _unseen(run: Path) -> CannotTune:
@@ -99,26 +113,39 @@ def _unseen(run: Path) -> CannotTune:
     return CannotTune(*UNSEEN)
 
 
-def _edits(found: Page, facts: JobFacts) -> list[str]:
+def _reasons(found: Page, session: Session) -> list[Finding]:
+    """What the page has no finding of: with what a replay says that it gains, on a device."""
+    on_device = not found.run.on_host
+    told = list(reasons.reasons(session, on_device))
+    edits = [one.edit for one in told if one.edit and on_device]
+    gains = session.predicted(edits) if edits else {}
+    return [replace(one, predicted=gains.get(one.edit)) for one in told]
+
+
+def _edits(findings: Sequence[Finding], facts: JobFacts) -> list[str]:
     """What to replay for the changes that are told, with the numbers that a first one has."""
-    names = dict.fromkeys(name for finding in found.findings for name in finding.remedies or ())
+    names = dict.fromkeys(name for finding in findings for name in finding.remedies or ())
     changes = [CHANGES[name] for name in names if name in CHANGES and CHANGES[name].edit]
     options = [(change, change.options(facts, {})) for change in changes]
-    return [change.edit.format(**chosen) for change, chosen in options if chosen is not None]
+    made = [change.edit.format(**chosen) for change, chosen in options if chosen is not None]
+    # What only the user can change is told with what it gains.
+    theirs = [REMEDIES[name].edit for name in names if name not in CHANGES and REMEDIES[name].edit]
+    return [*dict.fromkeys((*made, *theirs))]
 
 
-def _typed(found: Page, trace: Trace) -> dict[str, str]:
-    names = dict.fromkeys(name for finding in found.findings for name in finding.remedies or ())
+def _typed(findings: Sequence[Finding], trace: Trace, on_host: bool) -> dict[str, str]:
+    names = dict.fromkeys(name for finding in findings for name in finding.remedies or ())
     told: dict[str, str] = {}
     for name in names:
         asked = RemedyForJob.asked(name, trace=trace)
         lines = [snippet.text for _, change in asked.changes for snippet in change.snippets]
         instead = [change.instead for _, change in asked.changes if change.instead]
-        told[name] = "\n".join(lines or instead)
+        text = "\n".join(lines or instead)
+        told[name] = text.replace('autocast("cuda"', 'autocast("cpu"') if on_host else text
     return told
 
 
-def _facts(found: Page, run: Path, words: tuple[str, ...]) -> JobFacts:
+def _facts(found: Page, run: Path, words: tuple[str, ...], session: Session) -> JobFacts:
     assert found.budget is not None
     start = starts.read(run)
     passes = np.concatenate([rank.micro_steps for rank in start.ranks])
@@ -130,7 +157,19 @@ def _facts(found: Page, run: Path, words: tuple[str, ...]) -> JobFacts:
         passes=int(passes[0]) if len(passes) and (passes == passes[0]).all() else 0,
         loading=loading / rest if rest > 0 else float(found.budget.num_windows),
         words=words,
+        **_sent(session),
     )
 
 
-HANDS = Hands(record, try_out, look, prove)
+def _sent(session: Session) -> dict[str, int]:
+    """Bytes that a rank sends in all-reduces per step, and those of the largest."""
+    answer = session.run("communication-summary")
+    if isinstance(answer, Skipped):
+        return {}
+    rows = answer.table.filter(pl.col("kind").cast(pl.String) == "all-reduce", pl.col("bytes") > 0)
+    sent = (rows["bytes"] * rows["calls_per_step"]).sum()
+    largest = rows["bytes"].max()
+    return {"sent": round(sent), "largest": int(largest)} if isinstance(largest, int) else {}
+
+
+HANDS = Hands(record, record_stacks, try_out, look, prove)

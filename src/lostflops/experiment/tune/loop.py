@@ -23,11 +23,11 @@ from lostflops.units import milliseconds
 
 from . import changes
 from .candidates import Found, LeftAlone, SeenRun, TuneCandidate, candidates, to_try
-from .changes import CHANGES, AppliedChange
+from .changes import AppliedChange
 from .deciding import decided
 from .hands import HANDS, CannotTune, Hands
 from .report import TuneReport
-from .state import PROOF, SHIM, TOGETHER, TRYOUT, Decided, RecordedRound, Trial, TuneFolder
+from .state import PROOF, SHIM, TRYOUT, Decided, RecordedRound, Trial, TuneFolder
 
 Say = Callable[[str], None]
 TRIED_STEPS = 12
@@ -64,7 +64,7 @@ class _Loop:
         return self.folder.plan.steps or (STEPS if longest < LONG_STEP else FEW_STEPS)
 
     def line(self, applied: Sequence[AppliedChange], shim: Path) -> str:
-        return changes.command_line(self.words, applied, shim)
+        return changes.command_line(self.folder.words(self.words, applied), applied, shim)
 
     def now(self) -> tuple[tuple[AppliedChange, ...], Path]:
         """The changes that are made by now, and the folder that makes them."""
@@ -76,7 +76,7 @@ class _Loop:
         """Round after round, until nothing is left to try."""
         for number in range(1, self.folder.plan.max_runs + 2):
             recorded = self._recorded(number)
-            self.seen = self.hands.look(self.folder.path / recorded.run, tuple(self.words))
+            self.seen = self._look(self.folder.path / recorded.looked_at)
             self.typed |= self.seen.typed
             found = self._found(self.seen)
             if not self._improved(number, found):
@@ -92,7 +92,11 @@ class _Loop:
 
     def _found(self, seen: SeenRun) -> list[Found]:
         tried = [trial.change for trial in self.folder.trials if trial.number in self.folder.decided]
-        return candidates(seen, self.folder.applied, tried, self.folder.plan.safety)
+        plan = self.folder.plan
+        return candidates(seen, self.folder.applied, tried, plan.safety, plan.own)
+
+    def _look(self, run: Path) -> SeenRun:
+        return self.hands.look(run, tuple(self.folder.words(self.words, self.folder.applied)))
 
     def _recorded(self, number: int) -> RecordedRound:
         """The recording of a round, made now where it is not there."""
@@ -107,13 +111,28 @@ class _Loop:
         ended = self._start(self.hands.record, self.line(applied, shim), place, RECORDED_STEPS, self.until)
         if ended.failed:
             raise CannotTune(f"The command {ended.said()}.", f"{place} holds what it printed.")
-        seen = self.hands.look(place, tuple(self.words))
-        one = RecordedRound(
-            number, place.name, seen.step_ns, seen.verdict, round(time.monotonic() - began, 3)
-        )
+        took = round(time.monotonic() - began, 3)
+        seen = self._look(place)
+        stacks = self._with_stacks(number, self.line(applied, shim)) if seen.asks_stacks else ""
+        one = RecordedRound(number, place.name, seen.step_ns, seen.verdict, took, stacks)
         self.folder.record(one)
         self.say(f"round {number}: step {milliseconds(seen.step_ns)}. {seen.verdict}")
         return one
+
+    def _with_stacks(self, number: int, line: str) -> str:
+        """The name of a recording with call stacks; empty where it cannot be made."""
+        if self.folder.runs >= self.folder.plan.max_runs:
+            return ""
+        self.say(f"round {number}: recording call stacks, as a finding asks for them")
+        place = self.folder.free(f"recorded-{number}-stacks")
+        ended = self._start(self.hands.record_stacks, line, place, RECORDED_STEPS, self.until)
+        if ended.failed:
+            return ""
+        try:
+            self._look(place)
+        except CannotTune:
+            return ""
+        return place.name
 
     def _improved(self, number: int, found: Sequence[Found]) -> bool:
         """Try what gives reason to, until something stays."""
@@ -206,7 +225,7 @@ class _Loop:
         if wrong := changes.failed(shim).get(remedy):
             return f"taken back: it could not be made ({wrong[0]})", []
         made = changes.taken_up(shim).get(remedy, [])
-        if CHANGES[remedy].is_inside and not made:
+        if changes.of(trial.change).is_inside and not made:
             return "taken back: the job has nothing that it changes", []
         return "", made
 
@@ -250,7 +269,7 @@ class _Loop:
         self.say("proving all changes together")
         applied, shim = self.now()
         before = self.line((), shim)
-        _, found = self._proof(self.folder.path / TOGETHER, before, self.line(applied, shim))
+        _, found = self._proof(self.folder.together, before, self.line(applied, shim))
         if found.interrupted:
             raise Interrupted(found.stopped)
         self.folder.prove_whole(found.to_json())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,9 @@ from .candidates import LeftAlone, known
 from .state import PROOF, SHIM, Decided, Trial, TuneFolder
 
 SCHEMA = 1
+ABOVE = (
+    "the measured gain is larger: the change does more than the finding is about, or recorded steps differed"
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class TuneReport:
         """What starts the job with all that was kept; of a job that was not changed, its own command."""
         applied = self.folder.applied
         shim = self.folder.path / self.kept[-1].folder / SHIM if applied else self.folder.path
-        return changes.command_line(self.words, applied, shim)
+        return changes.command_line(self.folder.words(self.words, applied), applied, shim)
 
     def to_json(self) -> dict[str, Any]:
         """All of it as one document; times in ns, shares of a step. `docs/tuning.md` describes every key."""
@@ -98,7 +102,12 @@ class TuneReport:
                     "claim": one.claim,
                     "why": one.why,
                     "is_for_user": one.is_for_user,
-                    "typed": self._typed(one.remedy),
+                    "predicted": None
+                    if one.gain is None
+                    else {"gain": one.gain, "low": one.low, "high": one.high, "edit": one.edit},
+                    "at_most": one.at_most,
+                    "typed": self._typed(one.remedy) or one.then,
+                    "try": self._try(one) if one.is_for_user else None,
                 }
                 for one in self.left
             ],
@@ -111,6 +120,7 @@ class TuneReport:
         one = self.folder.decided.get(trial.number)
         return {
             "remedy": trial.change.remedy,
+            "own": trial.change.own,
             "options": trial.change.options,
             "how": changes.made_how(trial.change),
             "round": trial.round,
@@ -134,7 +144,7 @@ class TuneReport:
             },
             "made": [] if one is None else one.made,
             "folder": trial.folder,
-            "typed": changes.with_its_numbers(trial.change, self._typed(trial.change.remedy)),
+            "typed": self._typed_of(trial),
         }
 
     def _typed(self, remedy: str) -> str:
@@ -157,28 +167,65 @@ class TuneReport:
             yield 0, "What was tried"
         for trial in self.folder.trials:
             yield from self._about(trial)
-        if self.left:
-            yield 0, "What was left alone"
-        for one in self.left:
-            yield 2, f"{one.remedy}: {one.why}. {shown(one.claim)}"
-            if one.is_for_user and self.folder.recorded:
-                run = as_argument(self.folder.path / self.folder.recorded[-1].run)
-                yield 4, f"lostflops remedy {one.remedy} {run}"
+        yours = [one for one in self.left if one.is_for_user]
+        others = [one for one in self.left if not one.is_for_user]
+        for heading, ones in (("What only you can change", yours), ("What was left alone", others)):
+            if ones:
+                yield 0, heading
+            for one in ones:
+                yield 2, f"{one.name}: {one.why}. {shown(one.claim)}"
+                if one.is_for_user and self.folder.recorded:
+                    yield from self._for_user(one)
         if self.kept:
             yield 0, "To keep it, change the job itself"
             for trial in self.made:
-                yield 2, f"{trial.change.remedy}: {known(trial.change.remedy)}"
+                yield 2, self._does(trial)
                 for line in self._typed_of(trial).splitlines():
                     yield 4, line
             yield 0, "Until then this starts the job with it"
             yield 2, self.command
 
+    def _for_user(self, one: LeftAlone) -> Iterator[tuple[int, str]]:
+        """What only the user can change: what it would gain, what to change, and what proves it."""
+        if one.gain is not None:
+            yield 4, f"predicted {100 * one.gain:.1f} % less time ({one.edit})"
+        elif one.at_most is not None:  # else that is why it was left
+            yield 4, f"at most {100 * one.at_most:.1f} % less time; replay predicts nothing for it"
+        if one.then:
+            yield 4, f"to do: {shown(one.then)}"
+        if one.remedy:
+            yield 4, f"what to change: lostflops remedy {one.remedy} {self._run(-1)}"
+        yield 4, f"to prove it: {self._try(one)}"
+
+    def _try(self, one: LeftAlone) -> str:
+        """What proves a change that the user has made, with COMMAND for what starts the changed job."""
+        return f"lostflops tune --resume {as_argument(self.folder.path)} --try '{one.name}=COMMAND'"
+
+    def _run(self, number: int) -> str:
+        return as_argument(self.folder.path / self.folder.recorded[number].looked_at)
+
+    def _does(self, trial: Trial) -> str:
+        """A change that is to be kept: what it does, as far as that was proven."""
+        change = trial.change
+        if change.own:
+            return f"{change.remedy}: start the job with your command"
+        if changes.of(change).instead:
+            return (
+                f"{change.remedy}: {changes.made_how(change).removesuffix('inside the process').rstrip(', ')}"
+            )
+        return f"{change.remedy}: {known(change.remedy)}"
+
     def _typed_of(self, trial: Trial) -> str:
-        found = self._typed(trial.change.remedy)
+        """What the user types to keep a change."""
+        change = trial.change
+        if change.own:
+            return shlex.join(self.folder.words(self.words, [change]))
+        if instead := changes.of(change).instead:
+            return instead.format(**change.options)
+        found = self._typed(change.remedy)
         if found:
-            return changes.with_its_numbers(trial.change, found)
-        run = as_argument(self.folder.path / self.folder.recorded[0].run)
-        return f"lostflops remedy {trial.change.remedy} {run}"
+            return changes.with_its_numbers(change, found)
+        return f"lostflops remedy {change.remedy} {self._run(0)}" if self.folder.recorded else ""
 
     def _about(self, trial: Trial) -> Iterator[tuple[int, str]]:
         one = self.folder.decided.get(trial.number)
@@ -188,7 +235,9 @@ class TuneReport:
         if trial.gain is not None:
             yield 4, f"predicted {100 * trial.gain:.1f} % less time ({trial.edit}){self._against(trial, one)}"
         elif trial.at_most is not None:
-            yield 4, f"at most {100 * trial.at_most:.1f} % less time; replay predicts nothing for it"
+            bound = f"at most {100 * trial.at_most:.1f} % less time; replay predicts nothing for it"
+            above = one is not None and one.high is not None and 1 - one.high > trial.at_most
+            yield 4, f"{bound}: {ABOVE}" if above else bound
         if one is not None and one.low is not None:
             yield 4, f"measured {_less(one.ratio, one.low, one.high, one.pairs)}"
             if one.loss and one.loss != "unknown":

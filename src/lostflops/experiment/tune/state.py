@@ -2,7 +2,7 @@
 
     OUT/
       tune.jsonl                   lines of the kinds below, only ever appended to; a torn one is passed over
-      recorded-1/  recorded-2/     the run that each round looks at
+      recorded-1/  recorded-2/     the run that each round looks at; `recorded-1-stacks/` has call stacks
       trial-1/  trial-2/           a change: `shim/` makes it, `tryout/` is one start with it, and `proof/`
       whole/                       the proof of all changes together
       report.json  report.md       what it came to
@@ -12,6 +12,7 @@ Killed at any moment, it goes on from what these lines say; a proof goes on from
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,10 +30,10 @@ from lostflops.privacy.secrets import REMOVED, without_secrets
 from lostflops.remedies.remedy import Safety
 from lostflops.version import __version__
 
-from .changes import AppliedChange, joined
+from .changes import AppliedChange, joined, own_among
 
-PLAN, BEGUN, RECORDED, TRYING, DECIDED, WHOLE, END = (
-    "plan", "begun", "recorded", "trying", "decided", "whole", run_folder.END,
+PLAN, OFFERED, BEGUN, RECORDED, TRYING, DECIDED, WHOLE, END = (
+    "plan", "offered", "begun", "recorded", "trying", "decided", "whole", run_folder.END,
 )  # fmt: skip
 PROOF, SHIM, TRYOUT, TOGETHER = "proof", "shim", "tryout", "whole"
 
@@ -51,6 +52,7 @@ class TunePlan(msgspec.Struct):
     pairs: int = 10
     steps: int | None = None  # of each start of a proof; None: by how long one takes
     step_on: tuple[str, str | None] | None = None
+    own: dict[str, list[str]] = {}  # commands that have a change, by the remedy or finding they are for
 
     @property
     def stepping(self) -> StepOn | None:
@@ -65,6 +67,11 @@ class RecordedRound(msgspec.Struct):
     step_ns: int
     verdict: str
     seconds_of_start: float = 0.0
+    stacks: str = ""  # another run of the same, with call stacks, where a finding asks for them
+
+    @property
+    def looked_at(self) -> str:
+        return self.stacks or self.run
 
 
 class Trial(msgspec.Struct):
@@ -115,6 +122,7 @@ class TuneFolder:
     starts: int = 0  # beside those of proofs
     seconds: float = 0.0  # that earlier processes have spent
     whole: dict[str, Any] | None = None  # the proof of all changes together
+    wholes: int = 0  # proofs of that kind, with those that a later change made useless
     ended: str | None = None  # why it came to its end
     began: float = field(default_factory=time.monotonic)
 
@@ -129,7 +137,8 @@ class TuneFolder:
         pending = self.pending
         undecided = 0 if pending is None else proofs.started(self.path / pending.folder / PROOF)
         decided = sum(one.runs for one in self.decided.values())
-        return self.starts + decided + undecided + proofs.started(self.path / TOGETHER)
+        together = sum(map(proofs.started, self.path.glob(f"{TOGETHER}*")))
+        return self.starts + decided + undecided + together
 
     @property
     def pending(self) -> Trial | None:
@@ -148,6 +157,16 @@ class TuneFolder:
             found = joined(found, trial.change)
         return found
 
+    @property
+    def together(self) -> Path:
+        """Where all changes are proven together."""
+        return self.path / (TOGETHER if not self.wholes else f"{TOGETHER}-{self.wholes + 1}")
+
+    def words(self, words: Sequence[str], changes: Sequence[AppliedChange]) -> list[str]:
+        """The command that the changes are made to: the user's other one, where it is among them."""
+        own = own_among(changes)
+        return list(words if own is None else self.plan.own[own.remedy])
+
     def free(self, name: str) -> Path:
         """A folder of that name, or of one like it, that is not there yet."""
         found, n = self.path / name, 2
@@ -157,7 +176,21 @@ class TuneFolder:
 
     def begin(self) -> None:
         plan = msgspec.to_builtins(self.plan)
-        self._append(PLAN, {**plan, "command": without_secrets(self.plan.command), "lostflops": __version__})
+        kept = {"command": without_secrets(self.plan.command), "own": _kept(self.plan.own)}
+        self._append(PLAN, {**plan, **kept, "lostflops": __version__})
+
+    def offer(self, own: Mapping[str, list[str]]) -> None:
+        """More commands of the user's that have a change. Raises BadOption where one was tried already."""
+        kept, new = _kept(self.plan.own), _kept(own)
+        for name in {trial.change.remedy for trial in self.trials if trial.change.own}.intersection(new):
+            if new[name] != kept[name]:
+                before, after = (shlex.quote(shlex.join(words[name])) for words in (kept, new))
+                raise BadOption(
+                    f"Another command for '{name}' was tried in this loop.",
+                    f"`lostflops prove --before {before} --after {after}` compares them.",
+                )
+        self.plan.own = {**self.plan.own, **own}
+        self._append(OFFERED, {"own": _kept(own)})
 
     def start(self) -> None:
         """The command is about to be started, outside of a proof."""
@@ -173,11 +206,16 @@ class TuneFolder:
         self._append(TRYING, msgspec.to_builtins(one))
 
     def decide(self, one: Decided) -> None:
-        self.decided[one.number] = one
+        self._decided(one)
         self._append(DECIDED, msgspec.to_builtins(one))
 
+    def _decided(self, one: Decided) -> None:
+        self.decided[one.number] = one
+        if one.kept:  # together is no longer what it was
+            self.whole = None
+
     def prove_whole(self, result: Mapping[str, Any]) -> None:
-        self.whole = dict(result)
+        self.whole, self.wholes = dict(result), self.wholes + 1
         self._append(WHOLE, {"result": self.whole})
 
     def end(self, why: str) -> None:
@@ -221,19 +259,21 @@ def read(path: Path) -> TuneFolder:
 
 def _take(found: TuneFolder, line: dict[str, Any]) -> None:
     match line.get("kind"):
+        case "offered":
+            found.plan.own = {**found.plan.own, **msgspec.convert(line.get("own"), dict[str, list[str]])}
         case "begun":
             found.starts += 1
         case "recorded":
             one = msgspec.convert(line, RecordedRound)
-            if one.run == Path(one.run).name:
+            if all(name == Path(name).name for name in (one.run, one.looked_at)):
                 found.recorded.append(one)
         case "trying":
             found.trials.append(msgspec.convert(line, Trial))
         case "decided":
-            decided = msgspec.convert(line, Decided)
-            found.decided[decided.number] = decided
+            found._decided(msgspec.convert(line, Decided))  # pyright: ignore[reportPrivateUsage]
         case "whole":
             found.whole = msgspec.convert(line.get("result"), dict[str, Any])
+            found.wholes += 1
         case "end":
             found.ended = str(line.get("why") or "")
         case _:
@@ -241,11 +281,25 @@ def _take(found: TuneFolder, line: dict[str, Any]) -> None:
     found.seconds = max(found.seconds, float(line.get("spent") or 0.0))
 
 
-def runnable(command: Sequence[str]) -> Sequence[str]:
-    """The command, if it can be run again. Raises BadOption where a secret was left out of it."""
+def runnable(plan: TunePlan, words: Sequence[str] = ()) -> list[str]:
+    """The command that goes on: `words`, or that of the plan.
+
+    Raises BadOption where a secret was left out of it, or of another command of the user's.
+    """
+    command = list(words or plan.command)
     if any(REMOVED in word for word in command):
         raise BadOption(
             "The command held a secret, which the folder does not keep.",
             "give it again: `lostflops tune --resume FOLDER -- COMMAND`.",
         )
+    for name, own in plan.own.items():
+        if any(REMOVED in word for word in own):
+            raise BadOption(
+                f"The command of `--try {name}` held a secret, which the folder does not keep.",
+                f"give it again: `lostflops tune --resume FOLDER --try '{name}=COMMAND'`.",
+            )
     return command
+
+
+def _kept(own: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    return {name: list(without_secrets(command)) for name, command in own.items()}

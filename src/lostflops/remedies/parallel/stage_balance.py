@@ -67,5 +67,5 @@ REMEDY = Remedy(
     limits="In Megatron-LM the options exclude each other.",
     seen="The stages compute for as long as each other, within 3 %.",
     recipe="pipeline_bubble",
-    edit="even-ranks",
+    edit="even-stages",
 )

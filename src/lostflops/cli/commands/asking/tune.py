@@ -3,9 +3,11 @@
 Records the job, takes what the first page gives reason to try, and lets `lostflops prove` decide: starts with
 and without the change, pair by pair. The job's files stay as they are: changes go through the environment,
 the launcher, or code beside the job that runs inside its processes. The page says what to edit to keep them.
+A change that only you can make is proven the same way: `--try` takes the command that starts the changed job.
 
   lostflops tune -- python train.py
   lostflops tune --safety numerically-close --minutes 30 -- torchrun --nproc-per-node 8 train.py
+  lostflops tune --try 'stage-balance=torchrun train.py --split 3' -- torchrun train.py --split 4
   lostflops tune --resume runs/tune-20261101-101500
 
 exit status: 0 done, 1 ended before all was tried, 2 the job could not be recorded
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 NOT_ALL = 1
 RUNS, MINUTES, PAIRS = 60, 60.0, 10
 FEWEST_PAIRS, FEWEST_STEPS = 6, 20
+TRY = "write `--try 'log-less=python train.py --log-every 100'`."
 SAFETIES = ("bit-identical", "numerically-close", "changes-convergence")
 
 
@@ -53,6 +56,15 @@ def arguments(parser: ArgumentParser, words: Sequence[str]) -> None:
     )
     parser.add_argument(
         "--step-on", metavar="WHAT", default="optimizer", help="what ends a step, as for `lostflops record`"
+    )
+    parser.add_argument(
+        "--try",
+        metavar="NAME=COMMAND",
+        dest="own",
+        action="append",
+        default=[],
+        help="your own change: COMMAND starts the job with it; tried where a finding names the remedy NAME "
+        "or is itself called so (may be given several times)",
     )
     parser.add_argument("--resume", metavar="FOLDER", type=Path, help="go on with a loop that ended")
     parser.add_argument(
@@ -118,24 +130,57 @@ def _asked(given: Namespace) -> tuple[TuneFolder, list[str]]:
         "safety": MEANT[given.safety] if given.safety else None,
     }
     asked = {name: value for name, value in numbers.items() if value is not None}
+    own = _own(given.own)
     if given.resume is not None:
         if given.output is not None:
             raise BadOption("--resume goes on in its own folder.", "leave out --output.")
         folder = state.read(given.resume)
         for name, value in asked.items():
             setattr(folder.plan, name, value)
-        return folder, words or list(state.runnable(folder.plan.command))
+        if own:
+            folder.offer(own)
+        return folder, state.runnable(folder.plan, words)
     recording.check(words)
     stepping = recording.step_on(given.step_on)
     plan = state.TunePlan(
         command=words,
         step_on=None if stepping is None else (stepping.module, stepping.function),
+        own=own,
         **asked,  # pyright: ignore[reportArgumentType]
     )
     path: Path = given.output or _free(Path("runs"))
     if os.pathsep in str(path.absolute()):
         raise BadOption(f"'{path}' cannot be on PYTHONPATH: it holds a '{os.pathsep}'.", "choose another.")
     return state.made(path, plan), words
+
+
+def _own(texts: Sequence[str]) -> dict[str, list[str]]:
+    """The words of the commands that have a change, by the remedy or the finding that they are for."""
+    import shlex
+
+    from lostflops import causes
+    from lostflops.capture.record import recording
+    from lostflops.errors import BadOption, shown
+    from lostflops.remedies import named
+
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, _, command = text.partition("=")
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise BadOption(
+                f"--try '{shown(text)}' has a command that cannot be read: {error}.", TRY
+            ) from None
+        if not words:
+            raise BadOption(f"--try '{shown(text)}' names no command.", TRY)
+        if name in found:
+            raise BadOption(f"--try gives '{shown(name)}' twice.", "leave one out.")
+        if name not in causes.remedies():
+            named(name)
+        recording.check(words)
+        found[name] = words
+    return found
 
 
 def _number(option: str, text: str | None, least: int, most: int) -> int | None:

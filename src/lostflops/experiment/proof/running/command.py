@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import IO
 
 from lostflops import run_folder
 from lostflops.capture.record import new_run
-from lostflops.capture.record.recording import Recording, StepOn, Steps
+from lostflops.capture.record.recording import DEFAULT_WHAT, Recording, StepOn, Steps
 from lostflops.errors import CannotWrite, LostflopsError, shown
 
 SHELL = "/bin/sh"
@@ -58,14 +59,15 @@ def run(
     most_steps: int | None = None,
     *,
     in_full: Steps = (),
+    what: Sequence[str] = DEFAULT_WHAT,
     until: float | None = None,
 ) -> Ended:
     """Run the command in a shell until it ends, or has made so many steps. Its output goes into the folder.
 
-    Steps `in_full` are recorded in full. Raises CannotWrite, and TimeIsUp at `until` on the monotonic clock.
-    Whatever interrupts this ends the command too.
+    Steps `in_full` are recorded in full, with `what`. Raises CannotWrite, and TimeIsUp at `until` on the
+    monotonic clock. Whatever interrupts this ends the command too.
     """
-    recording = Recording(command=_words(command), run=folder, steps=in_full, step_on=step_on)
+    recording = Recording(command=_words(command), run=folder, steps=in_full, what=what, step_on=step_on)
     new_run.write(recording)
     try:
         with (folder / run_folder.OUTPUT).open("wb") as output:

@@ -1,4 +1,7 @@
-"""Work that is shared evenly over the ranks that do the like of it, with the data it sends around."""
+"""Work that is shared evenly over the ranks that do the like of it, with the data it sends around.
+
+Stages of a pipeline have other work each. What can move between them is layers, with all that they compute.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from ...moved_bytes import started, transfers
 from ...recorded import RecordedJob
 from .ranks import kinds
 
+WHOLE_LAYERS = "layers move whole, so that stages may stay as unlike as half a layer is long"
 UNKNOWN = "transfers whose bytes were not recorded stay as long as they were"
 
 
@@ -25,7 +29,9 @@ def made(typed: Typed) -> Edit:
         step = step_of(job, known.every_step, edges.target)
         number = np.append(known.every_step.step, -1)[step]
         stages = dict(known.stages())
-        even = np.where(step >= 0, lags * _shares_of_work(job, lags, step >= 0, number, stages), lags)
+        # What is as long on all ranks, such as the optimizer's work, is not shared out again.
+        kind = kinds(job.operations, job.ranks)
+        even = np.where(step >= 0, lags * _shares_of_work(job, lags, step >= 0, number, stages, kind), lags)
         evened = np.rint(even).astype(np.int64)
         moved = transfers(job, lags, known.matched)
         edge = moved["edge"].to_numpy()
@@ -53,8 +59,29 @@ def made(typed: Typed) -> Edit:
     )
 
 
+def made_of_stages(typed: Typed) -> Edit:
+    typed.none()
+
+    def apply(job: RecordedJob, lags: Int, known: Known) -> Edited:
+        if job.operations["rank"].n_unique() < 2:
+            return Edited(lags, refused="one rank has no other stage to move layers to")
+        step = step_of(job, known.every_step, job.edges.target)
+        number = np.append(known.every_step.step, -1)[step]
+        phase = job.operations["phase"].rank("dense").fill_null(0).to_numpy().astype(np.int64)
+        even = np.where(step >= 0, lags * _shares_of_work(job, lags, step >= 0, number, {}, phase), lags)
+        evened = np.rint(even).astype(np.int64)
+        less = np.clip(lags - evened, 0, None)[in_steps(job, known.steps, job.edges.target)]
+        return Edited(evened, removed=int(less.sum()), doubts=(WHOLE_LAYERS,))
+
+    return Edit(
+        typed.text,
+        "layers were moved until every pipeline stage computed as long as the mean of them",
+        apply,
+    )
+
+
 def _shares_of_work(
-    job: RecordedJob, lags: Int, counts: np.ndarray, number: Int, stages: dict[int, int]
+    job: RecordedJob, lags: Int, counts: np.ndarray, number: Int, stages: dict[int, int], kind: Int
 ) -> np.ndarray:
     """How many times as long each edge takes when its rank computes as long as those with like work."""
     edges = job.edges
@@ -62,9 +89,7 @@ def _shares_of_work(
     on_host = job.operations["what"].eq_missing(STRETCH).to_numpy()[operation]
     works = (edges.kind == Kind.DEVICE) | ((edges.kind == Kind.OWN) & on_host)
     computes = works & ~job.communicates[operation] & counts
-    # What is as long on all ranks, such as the optimizer's work, is not shared out again.
-    kind = kinds(job.operations, job.ranks)[operation]
-    frame = pl.DataFrame({"rank": job.ranks[operation], "step": number, "lag": lags, "kind": kind})
+    frame = pl.DataFrame({"rank": job.ranks[operation], "step": number, "lag": lags, "kind": kind[operation]})
     of = ["rank", "step", "kind"]
     spent = frame.filter(pl.Series(computes)).group_by(of).agg(pl.col("lag").sum())
     alike = pl.col("lag").mean().over("step", "kind", _stage(stages))
@@ -98,4 +123,11 @@ EVEN_WORK = EditKind(
     "What if the work of each step were shared evenly over the ranks, or those of each pipeline stage?",
     "even-work",
     made,
+)
+EVEN_STAGES = EditKind(
+    "even-stages",
+    "even-stages",
+    "What if layers were moved until all pipeline stages computed for as long as each other?",
+    "even-stages",
+    made_of_stages,
 )

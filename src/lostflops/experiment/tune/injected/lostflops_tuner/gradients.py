@@ -12,13 +12,21 @@ Note = Callable[[str], None]
 
 def buckets(module: Any, note: Note, mb: int) -> None:
     """Gradients travel in buckets of so many MiB, where the script asks for smaller ones or says nothing."""
+    _capped(module, note, mb, lambda has: has is None or has < mb)
+
+
+def in_pieces(module: Any, note: Note, mb: int) -> None:
+    """Gradients travel in buckets of at most so many MiB, so that they are sent while backward runs."""
+    _capped(module, note, mb, lambda has: has is None or has > mb)
+
+
+def _capped(module: Any, note: Note, mb: int, applies: Callable[[Any], bool]) -> None:
     cls = module.DistributedDataParallel
     init = cls.__init__
 
     @functools.wraps(init)
     def changed(self: Any, *args: Any, **given: Any) -> None:
-        has = given.get("bucket_cap_mb")
-        if len(args) < 6 and (has is None or has < mb):
+        if len(args) < 6 and applies(given.get("bucket_cap_mb")):
             given["bucket_cap_mb"] = mb
             note(f"bucket_cap_mb={mb}")
         init(self, *args, **given)

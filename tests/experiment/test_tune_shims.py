@@ -1,0 +1,218 @@
+"""What `lostflops tune` changes of checkpoints, logs and buckets inside a process, and the reasons for it."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+
+from lostflops.experiment.tune import changes, reasons
+from lostflops.experiment.tune.changes import JobFacts
+from lostflops.experiment.tune.injected.lostflops_tuner import activations, gradients, logs
+from lostflops.session import Skipped
+
+MIB = 1 << 20
+
+
+class Patched:
+    """`logging` as the change makes it, ended as Python ends."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.at_exit: list[Any] = []
+        self.in_child: list[Any] = []
+        self.noted: list[str] = []
+        for owner, name in (
+            (logging.Handler, "handle"), (logging, "shutdown"), (logging.Logger, "removeHandler"),
+        ):  # fmt: skip
+            patch.setattr(owner, name, getattr(owner, name))
+        patch.setattr(atexit, "register", self.at_exit.append)
+        patch.setattr(os, "register_at_fork", lambda after_in_child: self.in_child.append(after_in_child))
+        logs.written_aside(None, self.noted.append)
+
+
+class Slow(logging.Handler):
+    def __init__(self, ms: float = 0.0) -> None:
+        super().__init__()
+        self.ms, self.written = ms, list[tuple[str, bool]]()
+        self.formatter = logging.Formatter("%(name)s %(message)s")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        time.sleep(self.ms / 1000)
+        try:
+            line = self.format(record)
+        except TypeError:
+            line = "no line"
+        self.written.append((line, threading.current_thread() is threading.main_thread()))
+
+
+@pytest.fixture
+def log() -> logging.Logger:
+    made = logging.Logger("job")
+    made.propagate = False
+    return made
+
+
+def test_log_lines_are_written_aside_in_order_and_all_of_them(
+    log: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patched, slow = Patched(monkeypatch), Slow(ms=2)
+    log.addHandler(slow)
+    counted = [0]
+    began = time.perf_counter()
+    for number in range(20):
+        counted[0] = number
+        log.info("step %s", counted)
+    assert time.perf_counter() - began < 0.03 and len(slow.written) < 20
+    log.info("%d is no number", "x")  # the handler itself reports it, at once
+    (end,) = patched.at_exit
+    end()
+    # What was logged, though the list has changed meanwhile.
+    lines = [(f"job step [{number}]", False) for number in range(20)]
+    assert sorted(slow.written) == sorted([*lines, ("no line", True)])
+    assert [line for line in slow.written if not line[1]] == lines
+    assert patched.noted == ["Slow writes in a thread of its own"]
+    log.info("after the end")
+    assert slow.written[-1] == ("job after the end", True)
+
+
+def test_a_job_waits_for_a_writer_that_is_slower_than_it(
+    log: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else lines would pile up, and the time that they take would show in no proof."""
+    Patched(monkeypatch)
+    slow = Slow(ms=1)
+    log.addHandler(slow)
+    for _ in range(logs.WAITING + 40):
+        log.info("x")
+    assert len(slow.written) >= 39
+    log.removeHandler(slow)  # whoever takes a handler away finds all written
+    assert len(slow.written) == logs.WAITING + 40
+
+
+def test_a_forked_child_writes_at_once(log: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    patched, slow = Patched(monkeypatch), Slow()
+    log.addHandler(slow)
+    (in_child,) = patched.in_child
+    in_child()
+    log.info("x")
+    assert slow.written == [("job x", True)]
+    patched.at_exit[0]()  # and waits for no thread that it does not have
+
+
+def test_buckets_are_an_eighth_of_gradients_that_travel_in_a_few() -> None:
+    pieces = changes.CHANGES["overlap-communication"].options
+    assert pieces(JobFacts(sent=64 * MIB, largest=64 * MIB), {}) == {"mb": 8}
+    assert pieces(JobFacts(sent=2 * MIB, largest=2 * MIB), {}) == {"mb": 1}
+    assert pieces(JobFacts(sent=64 * MIB, largest=8 * MIB), {}) is None
+    assert pieces(JobFacts(), {}) is None and pieces(JobFacts(sent=64, largest=64), {"mb": 1}) is None
+
+
+def test_larger_buckets_are_made_smaller_and_smaller_ones_stay() -> None:
+    class Parallel:
+        def __init__(self, model: str, bucket_cap_mb: float | None = None) -> None:
+            self.has = bucket_cap_mb
+
+    noted: list[str] = []
+    gradients.in_pieces(SimpleNamespace(DistributedDataParallel=Parallel), noted.append, mb=8)
+    assert [Parallel("m", bucket_cap_mb=has).has for has in (None, 1000, 4)] == [8, 8, 4]
+    assert Parallel("m").has == 8 and set(noted) == {"bucket_cap_mb=8"}
+
+
+def test_activations_are_kept_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils import checkpoint as module
+
+    noted: list[str] = []
+    ran: list[bool] = []
+
+    def block(x: Any, scale: float = 1.0) -> Any:
+        ran.append(True)
+        return torch.nn.functional.dropout(x.sin() * scale, 0.5)
+
+    def step(checkpoint: Any, **given: Any) -> Any:
+        torch.manual_seed(0)
+        x = torch.ones(64, requires_grad=True)
+        for _ in range(3):
+            checkpoint(block, x, **given).sum().backward()
+        return x.grad
+
+    for given in ({"use_reentrant": False, "scale": 0.5}, {"use_reentrant": True}):
+        again = step(module.checkpoint, **given)
+        made = SimpleNamespace(checkpoint=module.checkpoint)
+        activations.kept(made, noted.append)
+        ran.clear()
+        assert torch.equal(step(made.checkpoint, **given), again) and len(ran) == 3
+    # A reentrant checkpoint of what needs no gradients trains nothing, and goes on so.
+    with pytest.warns(UserWarning, match="None of the inputs"):
+        assert not made.checkpoint(block, torch.ones(2), use_reentrant=True).requires_grad
+    monkeypatch.setattr(activations, "_free", lambda: 0.09)
+    with pytest.raises(RuntimeError, match="less than a tenth of the memory free"):
+        step(made.checkpoint, use_reentrant=False)
+    assert set(noted) == {"checkpoint(function, ...) -> function(...)"}
+
+
+def test_free_memory_is_a_share() -> None:
+    pytest.importorskip("torch")
+    assert 0 < activations._free() <= 1  # pyright: ignore[reportPrivateUsage]
+
+
+TIMES = {
+    # One rank: 100 ns of its 400 ns of products lie outside of steps.
+    "rank": [0, 0, 0, 1, 1],
+    "name": ["aten::mm", "aten::addmm", "aten::tanh", "aten::mm", "aten::mm"],
+    "phase": ["forward", "recompute", "recompute", "forward", "forward"],
+    "dtypes": ['["float","float"]', '["float","float","float"]', '["float"]', '["c10::BFloat16"]', None],
+    "host_self": [400, 80, 20, 900, 50],
+    "host_total": [400, 160, 20, 900, 50],
+    "in_steps": [300, 160, 20, 900, 50],
+}
+
+
+class Answers:
+    def __init__(self, **tables: Any) -> None:
+        self.tables = tables
+
+    def run(self, name: str) -> Any:
+        table = self.tables.get(name.replace("-", "_"))
+        return Skipped(name, "no") if table is None else SimpleNamespace(table=pl.DataFrame(table))
+
+
+def test_work_that_runs_again_and_products_in_fp32_are_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = {"rank": [0, 1], "steps": [2, 2], "step_time": [1000, 1000]}
+    session: Any = Answers(step_totals=steps, operator_times=TIMES)
+    monkeypatch.setattr(reasons, "multiplies_bf16", lambda: True)
+    again, products = reasons.reasons(session, on_device=False)
+    # Of rank 0: 100 ns in two steps, and 300 + 80 ns; rank 1 has none of either.
+    assert (again.name, again.ns_per_step, again.remedies) == (
+        reasons.AGAIN,
+        25,
+        ("selective-checkpointing",),
+    )
+    assert (products.name, products.ns_per_step, products.remedies) == (reasons.FP32, 95, ("bf16",))
+    assert "for 25 ns per step (5.0 %)" in again.claim and "take 95 ns per step (19.0 %)" in products.claim
+    monkeypatch.setattr(reasons, "multiplies_bf16", lambda: False)
+    assert [one.name for one in reasons.reasons(session, on_device=False)] == [reasons.AGAIN]
+    # On a device kernels count, and bf16 is the page's.
+    session.tables["recompute"] = {"rank": [0, 1], "again": [30, 50]}
+    (again,) = reasons.reasons(session, on_device=True)
+    assert again.ns_per_step == 40
+    assert not [*reasons.reasons(Answers(), on_device=True)]  # pyright: ignore
+
+
+def test_a_processor_that_multiplies_bf16_says_so(tmp_path: Path) -> None:
+    told = tmp_path / "cpuinfo"
+    for line, has in (
+        ("flags\t\t: fpu avx512f avx512_bf16 clzero", True), ("flags\t: fpu avx512f", False),
+        ("Features\t: fp asimd bf16", True), ("model name : bf16", False),
+    ):  # fmt: skip
+        told.write_text(f"processor\t: 0\n{line}\n")
+        assert reasons.multiplies_bf16(told) is has
+    assert not reasons.multiplies_bf16(tmp_path / "none")
