@@ -83,12 +83,31 @@ def a_graph_that_is_dropped(device: OnStreams) -> None:
     del loss
 
 
+def memory_that_is_given_up(device: OnStreams) -> None:
+    """What is computed again gives up its memory once it was saved, and others write there meanwhile."""
+    weight = torch.nn.Parameter(torch.linspace(-1, 1, 64))
+    with offload(torch.nn.Linear(1, 1), device=device, **EVERYTHING):
+        for _ in range(2):
+            y = weight
+            for _ in range(9):
+                h = y * 2
+                y = h.sin()
+                kept, storage = h.detach().clone(), h.untyped_storage()
+                nbytes, again = storage.nbytes(), h.detach()
+                storage.resize_(0)
+                storage.resize_(nbytes)
+                again.data.fill_(9)
+                y.register_hook(lambda _, again=again, kept=kept: again.data.copy_(kept))
+            y.sum().backward()
+
+
 PROGRAMS: tuple[tuple[Any, Callable[[Any], None]], ...] = (
     (OnStreams, three_streams),
     (OnStreams, two_halves),
     (Reusing, a_side_stream),
     (OnStreams, shapes_that_change),
     (OnStreams, a_graph_that_is_dropped),
+    (OnStreams, memory_that_is_given_up),
 )
 # What no simulation of order can miss, and why it is there all the same.
 NOT_FOR_ORDER = {
