@@ -102,6 +102,10 @@ EQUIVALENT: Mapping[str, Mapping[tuple[str, str], str]] = {
     "lostflops.recipes.accounting": {
         ("lasting = np.flatnonzero(end > start)", "end >= start"): "nothing without time is left at the end",
         ("LAST = 2**63 - 1", "63 -> 62"): "no instant is as late",
+        ("return pl.concat([idle.filter(~may), told])", "'start' -> 'end'"): "pieces of a rank are disjoint",
+        ("names = launches.select(pl.col(", ".unique() ->"): "a name that comes twice says nothing more",
+        ("lanes = stretches.select(", ".unique() ->"): "a capture that is there twice names nothing else",
+        ("hosts = ranks.filter(HOST_ONLY)", ".unique() ->"): "a semi join asks only whether it is there",
         ("lanes = here.select(", ".unique() ->"): "a semi join asks only whether it is there",
         ("names = calls[", ".unique() ->"): "a name that comes twice says nothing more",
         ("near = pl.concat(threads", "how="): "the columns have one type here",
