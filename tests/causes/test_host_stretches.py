@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
+from lostflops.intervals import NEVER
 from lostflops.recipes.accounting import (
+    _beginnings,  # pyright: ignore[reportPrivateUsage]
+    _ended_by,  # pyright: ignore[reportPrivateUsage]
     _in_turn,  # pyright: ignore[reportPrivateUsage]
     _nodes_first,  # pyright: ignore[reportPrivateUsage]
 )
@@ -40,6 +44,15 @@ def spans(tmp_path: Path, kind: str = "gpu", **tables: list[Row]) -> list[Stretc
 def test_a_long_call_is_that_and_nothing_else(tmp_path: Path) -> None:
     calls = [row(10, 12, name="cudaLaunchKernel"), row(20, 20.5, name="cudaLaunchKernel")]
     assert spans(tmp_path, launches=calls) == [(7, LAUNCHES, 20, 20.5), (7, LONG_CALL, 10, 12)]
+
+
+def test_of_a_long_call_what_has_a_name_is_told_by_that(tmp_path: Path) -> None:
+    collects = [row(10.5, 11, name="gc.collect")]
+    told = spans(tmp_path, launches=[row(10, 12, name="cudaLaunchKernel")], ranges=collects)
+    assert [each for each in told if each[1] == LONG_CALL] == [
+        (7, LONG_CALL, 10, 10.5),
+        (7, LONG_CALL, 11, 12),
+    ]
 
 
 def test_where_there_is_a_gpu_what_the_cpu_does_beside_a_kernel_is_told_whole(tmp_path: Path) -> None:
@@ -81,3 +94,23 @@ def test_what_another_device_is_the_reason_of_stays_in_its_place() -> None:
         (12, 20, "idle.other_device", None),
         (20, 30, LAUNCHES, 7),
     ]
+
+
+def test_pieces_of_a_gap_that_steps_cut_begin_where_the_first_does() -> None:
+    rank, start, end = np.array([[0, 0, 0, 0, 1], [0, 10, 20, 50, 50], [10, 20, 40, 60, 60]])
+    assert _beginnings(rank, start, end).tolist() == [0, 0, 0, 50, 50]
+
+
+def test_before_a_gap_ends_the_last_launch_is_that_of_any_stream() -> None:
+    work = pl.DataFrame(
+        [(0, 10, None, None), (0, 20, 8, 9), (0, 30, 5, 6), (0, 40, 25, 26), (1, 42, 41, 42)],
+        {"rank": pl.Int32, "start": pl.Int64, "launch_start": pl.Int64, "launch_end": pl.Int64},
+        orient="row",
+    ).with_columns(thread=pl.lit(7, pl.Int64))
+    ranks = pl.LazyFrame({"rank": [0, 1], "main_thread": [7, 7], "device_kind": ["gpu", "gpu"]})
+    ends = np.array([10, 20, 30, 40, 50, 42, 50])
+    found = _ended_by(np.array([0, 0, 0, 0, 0, 1, 1]), ends, ranks, work)
+    # What began first has no known launch: none is later than the first that is known.
+    assert found.before.tolist() == [NEVER, 5, 8, 8, NEVER, NEVER, NEVER]
+    assert found.launch_start.tolist() == [NEVER, 8, 5, 25, NEVER, 41, NEVER]
+    assert found.orphan.tolist() == [True, False, False, False, False, False, False]

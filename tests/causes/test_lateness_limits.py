@@ -456,7 +456,7 @@ def test_transfers_that_begin_late_count_of_two_ranks_and_not_where_all_of_it_is
     told = late_rank(given(rows, communication_imbalance=imbalance(1, 0, per_step=10, delayed=9)))
     assert told is not None and (told.waited, told.delays) == (20, 9)
     told = late_rank(given(rows, communication_imbalance=imbalance(1, 0, per_step=21, delayed=9)))
-    assert told is not None and (told.waited, told.delays) == (42, 0)
+    assert told is not None and (told.ns, told.waited, told.delays) == (30, 42, 0)
 
 
 def evidence(**of: Any) -> list[str]:

@@ -9,12 +9,14 @@ LEDGER = (
     "tests/recipes/test_ledger_layers.py",
     "tests/recipes/test_ledger_origins.py",
     "tests/recipes/test_first_calls.py",
+    "tests/recipes/test_lost_kernels.py",
     "tests/causes/test_host_stretches.py",
     CONTRACT,
     # These ask the same of more cases: a quarter of a minute for each mutant that survives the others.
     "--deselect=tests/recipes/test_ledger.py::test_splitting_a_step_splits_its_accounts",
     "--deselect=tests/recipes/test_ledger.py::test_the_order_of_rows_does_not_matter",
-    "-k=ledger or host_stretches or first_calls or device_runs or idle_ or host_spans or copies_by_cause",
+    "-k=ledger or lost_kernels or host_stretches or first_calls or device_runs or idle_ or host_spans or "
+    "copies_by_cause",
 )
 PLANNER = (
     "tests/plan/test_plan_by_hand.py",
