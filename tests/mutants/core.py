@@ -15,8 +15,7 @@ LEDGER = (
     # These ask the same of more cases: a quarter of a minute for each mutant that survives the others.
     "--deselect=tests/recipes/test_ledger.py::test_splitting_a_step_splits_its_accounts",
     "--deselect=tests/recipes/test_ledger.py::test_the_order_of_rows_does_not_matter",
-    "-k=ledger or lost_kernels or host_stretches or first_calls or device_runs or idle_ or host_spans or "
-    "copies_by_cause",
+    "-k=ledger or lost_ or host_stretches or first_calls or device_runs or idle_ or host_spans or copies_by",
 )
 PLANNER = (
     "tests/plan/test_plan_by_hand.py",
