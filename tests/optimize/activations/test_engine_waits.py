@@ -15,7 +15,14 @@ from lostflops.optimize.activations.offload import schedule
 from lostflops.optimize.activations.offload.memory import arena
 from simulated_devices import Stream
 from test_gradients import CASES, trained
-from test_races import all_wait, noise_from_a_side_stream, on_three_streams, small, two_independent_steps
+from test_races import (
+    all_wait,
+    gives_up_memory,
+    noise_from_a_side_stream,
+    on_three_streams,
+    small,
+    two_independent_steps,
+)
 from waits_left_out import Omitting, Place, Site, sites
 
 torch.set_num_threads(1)
@@ -84,21 +91,10 @@ def a_graph_that_is_dropped(device: OnStreams) -> None:
 
 
 def memory_that_is_given_up(device: OnStreams) -> None:
-    """What is computed again gives up its memory once it was saved, and others write there meanwhile."""
     weight = torch.nn.Parameter(torch.linspace(-1, 1, 64))
     with offload(torch.nn.Linear(1, 1), device=device, **EVERYTHING):
         for _ in range(2):
-            y = weight
-            for _ in range(9):
-                h = y * 2
-                y = h.sin()
-                kept, storage = h.detach().clone(), h.untyped_storage()
-                nbytes, again = storage.nbytes(), h.detach()
-                storage.resize_(0)
-                storage.resize_(nbytes)
-                again.data.fill_(9)
-                y.register_hook(lambda _, again=again, kept=kept: again.data.copy_(kept))
-            y.sum().backward()
+            gives_up_memory(weight)
 
 
 PROGRAMS: tuple[tuple[Any, Callable[[Any], None]], ...] = (

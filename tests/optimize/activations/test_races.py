@@ -430,25 +430,29 @@ def test_copies_are_hidden_and_gradients_right_at_the_same_time() -> None:
     assert in_ledger < 0.05
 
 
-def test_memory_that_is_given_up_in_the_middle_of_a_copy_was_copied_before() -> None:
-    """As Megatron does with the output of a function that it computes again before the backward."""
+def gives_up_memory(weight: torch.nn.Parameter) -> None:
+    """A step that gives up what it has just saved, as Megatron does with the output of a function that it
+    computes again before the backward. Others write there meanwhile."""
+    y: torch.Tensor = weight
+    for _ in range(9):
+        h = y * 2
+        y = h.sin()
+        kept, storage = h.detach().clone(), h.untyped_storage()
+        nbytes, again = storage.nbytes(), h.detach()
+        storage.resize_(0)
+        storage.resize_(nbytes)
+        again.data.fill_(9)
+        y.register_hook(lambda _, again=again, kept=kept: again.data.copy_(kept))
+    y.sum().backward()
 
+
+def test_memory_that_is_given_up_in_the_middle_of_a_copy_was_copied_before() -> None:
     def gradient(around: Any) -> Any:
         weight = torch.nn.Parameter(torch.linspace(-1, 1, 64))
         for _ in range(3):
             weight.grad = None
             with around:
-                y = weight
-                for _ in range(9):
-                    h = y * 2
-                    y = h.sin()
-                    kept, storage = h.detach().clone(), h.untyped_storage()
-                    nbytes, again = storage.nbytes(), h.detach()
-                    storage.resize_(0)
-                    storage.resize_(nbytes)
-                    again.data.fill_(9)  # somebody else has the memory meanwhile
-                    y.register_hook(lambda _, again=again, kept=kept: again.data.copy_(kept))
-                y.sum().backward()
+                gives_up_memory(weight)
         return None if weight.grad is None else weight.grad.tolist()
 
     for device in (LazyDevice(), ThreadedDevice()):
