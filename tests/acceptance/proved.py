@@ -72,7 +72,7 @@ def measured(case: RealCase, pairs: int, folder: Path) -> Measured:
     verdict, ran, _ = examined_for_real(case, folder)
     predicted, why_not = promised(ran.page)
     place = folder / case.name.replace(",", "").replace(" ", "-")
-    without = [word for word in case.options if word in ("--model", "cnn")]
+    without = case.without or ()
     words = ["--before", command(case, case.options, place / "before")]
     words += ["--after", command(case, without, place / "after")]
     done = subprocess.run(

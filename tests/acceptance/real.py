@@ -15,6 +15,7 @@ from statistics import median
 from .cases import COLLECTION, COMPILING, LATE, LOADING, LOGGING, NOUNS, PYTHON, VERBS, Truth
 from .grading import Page, Verdict, judged, page_of
 
+CPUINFO, BF16 = Path("/proc/cpuinfo"), {"avx512_bf16", "amx_bf16", "bf16"}
 SCRIPT = Path(__file__).with_name("real_job.py")
 FIRST, LAST = 10, 14  # steps that `record` keeps
 LOOSE = 0.15  # a real machine's steps vary, and so do their means and medians
@@ -30,6 +31,8 @@ class RealCase:
     truth: Truth
     ranks: int = 1
     stacks: bool = False
+    computes: bool = True  # all the time, so that its processor time tells whether the machine was busy
+    without: Sequence[str] | None = None  # the options of the job without its fault; None: the plain job's
 
 
 def real_cases(seed: int) -> Iterator[RealCase]:
@@ -72,11 +75,46 @@ def real_cases(seed: int) -> Iterator[RealCase]:
         ranks=2,
         stacks=True,
     )
+    yield from _of_a_choice()
+    yield from _between_ranks(random)
     yield RealCase("healthy MLP", (), Truth("healthy", quiet=True))
     yield RealCase("healthy CNN", ("--model", "cnn"), Truth("healthy", quiet=True))
     yield RealCase("healthy DDP", ("--model", "cnn"), Truth("healthy", quiet=True), ranks=2)
     odd = Truth("one slow step, 12", quiet=True, pardoned=r"step 12\b|outlier|slowest step|one step")
     yield RealCase("one step 240 ms longer", ("--fault", "outlier", "--ms", "240"), odd, stacks=True)
+
+
+def _of_a_choice() -> Iterator[RealCase]:
+    """Faults of what is computed, and with how many threads."""
+    again = Truth("everything computed again", "again")
+    yield RealCase("recompute everywhere", ("--fault", "recompute"), again)
+    if BF16.intersection(CPUINFO.read_text().split()):
+        truth = Truth("fp32 on a CPU with bf16", "fp32")
+        yield RealCase("fp32 products", (), truth, without=("--bf16",))
+    threads = Truth("16 threads on these cores", "core", ("OMP_NUM_THREADS|cpu-threads|threads",))
+    yield RealCase("16 threads", ("--fault", "threads"), threads, computes=False)
+
+
+def _between_ranks(random: Random) -> Iterator[RealCase]:
+    """Faults of what two ranks send each other; layers that take a fixed time leave the cores to gloo."""
+    wide = ("--model", "steady", "--width", "1280", "--layer-ms", str(random.randrange(8, 13)))
+    micro = ("--micro", str(random.randrange(3, 6)))
+    deep, staged = ("--model", "deep"), ("--model", "stages", "--micro", "4", "--layer-ms", "4")
+    for name, fault, job, truth in (
+        ("buckets of 10 kB", "buckets", deep, Truth("small buckets", "small")),
+        ("no `no_sync`", "sync-all", ("--model", "steady", *micro),
+         Truth("gradients sent in each micro-batch", "per microbatch")),
+        ("one bucket", "one-bucket", wide,
+         Truth("all gradients in one bucket", "communication", ("one all-reduce",))),
+        ("a hook that waits", "no-overlap", wide,
+         Truth("nothing runs beside all-reduces", "communication", ("backward pass stops",))),
+        ("a barrier behind each gradient", "barriers", deep,
+         Truth("barriers in each step", "communication", ("barrier",))),
+        ("two and four layers in two stages", "stages", staged,
+         Truth("the last stage", "stage", (r"\brank 1\b",), rank=1, cost=False)),
+    ):  # fmt: skip
+        healthy = ("--fault", "reads", *job) if fault == "barriers" else job
+        yield RealCase(name, ("--fault", fault, *job), truth, ranks=2, computes=False, without=healthy)
 
 
 @dataclass(frozen=True)
@@ -126,7 +164,8 @@ def recorded(case: RealCase, folder: Path) -> Ran:
     cost = 1e9 * max(lost) or None
     # Ranks that wait for a late one are idle by right; the late one is not.
     share = min(busy) if case.truth.rank is None else busy[case.truth.rank]
-    return Ran(page_of(folder / "run"), 1e9 * sum(steps) / len(steps), cost, share >= UNDISTURBED)
+    undisturbed = share >= UNDISTURBED or not case.computes
+    return Ran(page_of(folder / "run"), 1e9 * sum(steps) / len(steps), cost, undisturbed)
 
 
 def examined_for_real(case: RealCase, folder: Path) -> tuple[Verdict, Ran, Path]:

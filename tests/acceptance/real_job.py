@@ -216,7 +216,7 @@ class Job:
                 quiet = nullcontext()
                 if self.fault != "sync-all" and micro + 1 < given.micro and wrapped is not self.model:
                     quiet = wrapped.no_sync()  # pyright: ignore
-                with quiet:
+                with quiet, torch.autocast("cpu", torch.bfloat16, enabled=given.bf16):
                     loss = nn.functional.cross_entropy(wrapped(inputs), labels) / given.micro
                     loss.backward()
             if self.fault in ("barriers", "reads"):
@@ -261,6 +261,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--ms", type=float, default=60.0)
     parser.add_argument("--rank", type=int, help="the only rank with the fault")
+    parser.add_argument("--bf16", action="store_true", help="products of the forward pass in bf16")
     parser.add_argument("--function", default="teach")
     parser.add_argument("--times", required=True, help="where each rank writes what its steps took")
     given = parser.parse_args()

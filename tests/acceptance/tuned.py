@@ -59,7 +59,7 @@ CASES = (
     ),
     TuneCase("recompute", "everything computed again", ("--fault", "recompute", "--model", "steady"),
              "selective-checkpointing"),
-    TuneCase("fp32", "fp32", ("--model", "mlp"), "bf16", 1, CLOSE),
+    TuneCase("fp32", "fp32", ("--model", "mlp"), "bf16-on-cpu", 1, CLOSE),
     TuneCase(
         "overlap", "one bucket of all gradients",
         ("--fault", "one-bucket", "--model", "steady", "--width", "1280", "--layer-ms", "8"),

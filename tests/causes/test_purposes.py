@@ -26,6 +26,7 @@ from lostflops.replay.edits.between_ranks.overlap import NONE_EARLIER
 from made_runs import made
 
 STEPS, LONG = 4, 1000
+BARE_TIME = "communication.exposed"
 Row = dict[str, Any]
 
 
@@ -269,7 +270,11 @@ def test_operations_at_one_time_are_said_to_add_up_to_more_than_what_is_exposed(
 def test_gradients_in_one_bucket_are_told_to_begin_when_the_last_of_them_is_there(tmp_path: Path) -> None:
     begins = "one all-reduce of 4.1 kB per step has all gradients, and begins when the last of them is there"
     tables = job("all-reduce")
-    assert any(begins in told for told in of_both(tmp_path / "one", tables).evidence)
+    one = of_both(tmp_path / "one", tables)
+    assert any(begins in told for told in one.evidence)
+    assert one.next.startswith("Send gradients in several pieces") and one.remedies == (
+        "overlap-communication",
+    )
     for name in ("kernels", "collectives"):
         for row in [row for row in tables[name] if row["end"] - row["start"] == 400]:
             second = {**row, "start": row["start"] + 200, "correlation": row["correlation"] + 1}
@@ -360,6 +365,53 @@ def test_what_counts_for_a_late_rank_is_told_where_the_operations_hold_it() -> N
     assert found.contributors == ("all-reduce 16.0 ms",) and found.size == 3 * MS
     assert "13.0 ms of these is waiting for rank 1, and counts there" in found.evidence
     assert not any("at the same time" in fact for fact in found.evidence)
+
+
+def gradients(*beside: Finding, **of: Any) -> Finding:
+    """Of 100 ms 20 are exposed gradients, of two ranks."""
+    rows = [(rank, 0, name, ns * MS) for rank in range(2) for name, ns in (("compute", 80), (BARE_TIME, 20))]
+    told = {"purposes": {"gradients": 40 * MS}, "operations": {"all-reduce|8000000": 40 * MS}}
+    page = PageFindings(replace(given(rows), **told, **of, advice=lambda _, otherwise: otherwise))
+    for one in beside:
+        page.put(one)
+    exposed_communication(page, finding("communication-exposed", BARE_TIME, 20), 20 * MS, 0)
+    (found,) = page.all()
+    return found
+
+
+def test_gradients_that_are_sent_in_each_micro_batch_are_the_cause_of_what_is_exposed() -> None:
+    """They were two findings, and the first of them did not say why there was so much to send."""
+    claim = "DDP averages gradients 4 times per step, once per microbatch; once is enough."
+    times = Finding("gradients-exchanged-per-microbatch", claim, "unknown", ("75 of 100 MB",), "Use no_sync.")
+    found = gradients(times)
+    assert found.name == times.name and found.size == 20 * MS
+    assert found.claim == f"{claim} Of it, what no computation hides costs 20.0 ms per step (20.0 %)."
+    assert (found.evidence[0], found.next) == ("75 of 100 MB", "Use no_sync.")
+
+
+@pytest.mark.parametrize(
+    ("times", "computed", "told"), [(6, 20, True), (5, 20, False), (6, 19, False), (0, 0, False)]
+)
+def test_a_backward_pass_that_stops_for_all_reduces_is_told_so(times: int, computed: int, told: bool) -> None:
+    """Two ranks: three times a step each, and half as long as is exposed computed between."""
+    found = gradients(stops={"times": times, "computed": computed * MS})
+    assert any("3 times per step the backward pass stops" in fact for fact in found.evidence) is told
+    assert found.next.startswith("Let the backward pass go on") is told and (found.remedies == ()) is told
+
+
+def test_computing_between_the_first_and_the_last_exposed_operation_is_what_stops_it() -> None:
+    rows = [
+        (0, step, 100 * step + start, 100 * step + end, account)
+        for step in (0, 1, 2)
+        for start, end, account in (
+            (0, 10, "compute"), (10, 20, BARE_TIME), (20, 27, "compute"), (27, 30, None),
+            (30, 31, "compute"), (31, 40, "communication.wait"), (40, 60, "compute"),
+        )
+    ]  # fmt: skip
+    runs = pl.DataFrame(rows, ["rank", "step", "start", "end", "account"], orient="row")
+    counted = runs.select("rank", "step").unique().filter(pl.col("step") > 0)
+    assert Exposed(None, runs, counted).stops() == {"times": 4, "computed": 16}  # pyright: ignore
+    assert Exposed(None, None, counted).stops() == {}  # pyright: ignore
 
 
 def test_operations_of_no_known_group_are_told_apart_by_their_streams(tmp_path: Path) -> None:

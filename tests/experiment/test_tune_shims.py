@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,12 @@ from typing import Any
 import polars as pl
 import pytest
 
+from lostflops.capture.record.injected.lostflops_recorder.windows.window import bf16_units
 from lostflops.experiment.tune import changes, reasons
 from lostflops.experiment.tune.changes import JobFacts
 from lostflops.experiment.tune.injected.lostflops_tuner import activations, gradients, logs
+from lostflops.finding import Finding, PredictedGain
+from lostflops.recipes.needless.fp32_products import FP32_PRODUCTS
 from lostflops.session import Skipped
 
 MIB = 1 << 20
@@ -164,55 +168,59 @@ def test_free_memory_is_a_share() -> None:
     assert 0 < activations._free() <= 1  # pyright: ignore[reportPrivateUsage]
 
 
-TIMES = {
-    # One rank: 100 ns of its 400 ns of products lie outside of steps.
-    "rank": [0, 0, 0, 1, 1],
-    "name": ["aten::mm", "aten::addmm", "aten::tanh", "aten::mm", "aten::mm"],
-    "phase": ["forward", "recompute", "recompute", "forward", "forward"],
-    "dtypes": ['["float","float"]', '["float","float","float"]', '["float"]', '["c10::BFloat16"]', None],
-    "host_self": [400, 80, 20, 900, 50],
-    "host_total": [400, 160, 20, 900, 50],
-    "in_steps": [300, 160, 20, 900, 50],
-}
-
-
 class Answers:
-    def __init__(self, **tables: Any) -> None:
-        self.tables = tables
+    """A session with the answer of one recipe, and what a replay says of one edit."""
+
+    def __init__(self, again: list[int] | None) -> None:
+        self.again = again
 
     def run(self, name: str) -> Any:
-        table = self.tables.get(name.replace("-", "_"))
-        return Skipped(name, "no") if table is None else SimpleNamespace(table=pl.DataFrame(table))
+        if self.again is None:
+            return Skipped(name, "no")
+        return SimpleNamespace(table=pl.DataFrame({"again": self.again}, {"again": pl.Int64}))
+
+    def predicted(self, edits: list[str]) -> Any:
+        return dict.fromkeys(edits, PredictedGain(ns=35))
 
 
-def test_work_that_runs_again_and_products_in_fp32_are_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = {"rank": [0, 1], "steps": [2, 2], "step_time": [1000, 1000]}
-    session: Any = Answers(step_totals=steps, operator_times=TIMES)
-    monkeypatch.setattr(reasons, "multiplies_bf16", lambda: True)
-    again, products = reasons.reasons(session, on_device=False)
-    # Of rank 0: 100 ns in two steps, and 300 + 80 ns; rank 1 has none of either.
-    assert (again.name, again.ns_per_step, again.remedies) == (
-        reasons.AGAIN,
-        25,
-        ("selective-checkpointing",),
-    )
-    assert (products.name, products.ns_per_step, products.remedies) == (reasons.FP32, 95, ("bf16",))
-    assert "for 25 ns per step (5.0 %)" in again.claim and "take 95 ns per step (19.0 %)" in products.claim
-    monkeypatch.setattr(reasons, "multiplies_bf16", lambda: False)
-    assert [one.name for one in reasons.reasons(session, on_device=False)] == [reasons.AGAIN]
-    # On a device kernels count, and bf16 is the page's.
-    session.tables["recompute"] = {"rank": [0, 1], "again": [30, 50]}
-    (again,) = reasons.reasons(session, on_device=True)
-    assert again.ns_per_step == 40
-    assert not [*reasons.reasons(Answers(), on_device=True)]  # pyright: ignore
+def reasons_of(*findings: Finding, again: list[int] | None = None, on_host: bool = True) -> list[Finding]:
+    found: Any = SimpleNamespace(
+        budget=SimpleNamespace(mean=200.0), findings=findings, run=SimpleNamespace(on_host=on_host),
+        counted=pl.DataFrame({"rank": [0, 0], "step": [3, 4]}, {"rank": pl.Int32, "step": pl.Int64}),
+    )  # fmt: skip
+    trace: Any = None
+    session: Any = Answers(again)
+    return [*reasons.reasons(found, trace, session)]
+
+
+def test_what_the_page_says_of_compute_is_a_reason_with_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = Finding("activations-computed-again", "Again.", "at most", (), "", ns_per_step=40)
+    fp32 = Finding("fp32-on-cpu", "In fp32.", "unknown", (), "", remedies=("bf16-on-cpu",))
+    spent = pl.DataFrame([("aten::mm", 150, 1), ("aten::addmm", 51, 1)], FP32_PRODUCTS, orient="row")
+    monkeypatch.setattr(reasons, "fp32_products", lambda trace, counted: spent)
+    other = Finding("x", "X.", "at most", (), "", ns_per_step=90)
+    first, second = reasons_of(other, fp32, again)
+    assert first == again
+    assert second == replace(fp32, gain="at most", ns_per_step=100)
+    assert not reasons_of(other) and not reasons_of(again=[50])
+
+
+def test_on_a_device_computing_again_is_a_reason_however_full_its_memory_is() -> None:
+    (one,) = reasons_of(again=[30, 51], on_host=False)
+    assert (one.ns_per_step, one.remedies) == (40, ("selective-checkpointing",))
+    assert one.claim.endswith("for 40 ns per step (20.0 %) of GPU time.")
+    assert one.predicted == PredictedGain(ns=35)
+    assert not reasons_of(again=[0], on_host=False) and not reasons_of(again=[], on_host=False)
+    assert not reasons_of(on_host=False)
 
 
 def test_a_processor_that_multiplies_bf16_says_so(tmp_path: Path) -> None:
     told = tmp_path / "cpuinfo"
-    for line, has in (
-        ("flags\t\t: fpu avx512f avx512_bf16 clzero", True), ("flags\t: fpu avx512f", False),
-        ("Features\t: fp asimd bf16", True), ("model name : bf16", False),
+    for line, units in (
+        ("flags\t\t: fpu avx512f avx512_bf16 clzero", ["avx512_bf16"]), ("flags\t: fpu avx512f", []),
+        ("Features\t: fp asimd bf16", ["bf16"]), ("model name : bf16", []),
+        ("flags\t: avx512_bf16 amx_bf16", ["amx_bf16", "avx512_bf16"]),
     ):  # fmt: skip
         told.write_text(f"processor\t: 0\n{line}\n")
-        assert reasons.multiplies_bf16(told) is has
-    assert not reasons.multiplies_bf16(tmp_path / "none")
+        assert bf16_units(str(told)) == units
+    assert bf16_units(str(tmp_path / "none")) == []

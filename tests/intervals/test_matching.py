@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from lostflops.intervals.matching import ONE_RANK, SEVERAL, WORLD, matches
+from lostflops.intervals.matching import DIFFER, ONE_RANK, SEVERAL, WORLD, matches
 from lostflops.tables import COLLECTIVES, RANKS
 from lostflops.testing import example_table
 from synthetic_job import Job
@@ -52,6 +52,35 @@ def assert_true_instances(table: pl.DataFrame) -> None:
     assert (split["wait"] >= 0).all()
     assert (split["wait"] + split["transfer"]).equals(split["end"] - split["arrival"])
     assert table.filter(pl.col("wait").is_null() == (pl.col("reason") == "")).is_empty()
+
+
+def queued(late: int, bytes_in: int = 80, threads: int = 2) -> list[dict[str, Any]]:
+    """12 all-reduces of two ranks on threads that share a queue, the second of other bytes. On rank 1
+    its thread is held up, so that it begins after the next `late`."""
+    rows: list[dict[str, Any]] = []
+    for rank in (0, 1):
+        for n in range(12):
+            odd = n == 1
+            start = 100 * n + rank + (100 * late + 50 if odd and rank else 0)
+            lane = {"stream": 10 * rank + n % threads, "group": "0 [0, 1]"}
+            rows.append(row(rank, start, 2000 + n, bytes_in=bytes_in if odd else 8, **lane))
+    return rows
+
+
+def test_threads_that_share_a_queue_may_begin_operations_in_another_order() -> None:
+    """One that began after the next kept all operations of its group from being matched."""
+    for late in (0, 1, 8):
+        table = matched(queued(late))
+        assert reasons(table) == {""}, late
+        pairs = table.sort("instance", "rank").group_by("instance", maintain_order=True)
+        assert all(both["bytes_in"].n_unique() == 1 and both["rank"].to_list() == [0, 1] for _, both in pairs)
+        held = table.filter(bytes_in=80)
+        assert held["wait"].max() == 100 * late + 51
+    # So far off, on one thread, or with bytes that the other rank has not, it is another order.
+    for rows in (queued(9), queued(1, threads=1)):
+        assert reasons(matched(rows)) == {DIFFER}
+    other = [one | {"bytes_in": 81} if one["rank"] and one["bytes_in"] == 80 else one for one in queued(1)]
+    assert reasons(matched(other)) == {DIFFER}
 
 
 def test_the_last_arrival_splits_wait_from_transfer() -> None:

@@ -192,6 +192,23 @@ def test_an_event_recorded_and_awaited_at_once_holds_back_another_stream(tmp_pat
     assert gained == pytest.approx(647_000 - 613_000, abs=2_000)
 
 
+def test_a_cpu_that_keeps_activations_saves_the_time_of_calling_layers_again_too(tmp_path: Path) -> None:
+    """Of each step's 1,000 µs it computes 300 again, 10 after other work and 15 before other work."""
+    events = list[Event]()
+    for each, at in enumerate(range(1000, 6000, 1000)):
+        events += [step(each, at, 1000), operator("aten::mm", at + 10, 300, more={"Sequence number": each})]
+        for layer, (begin, took) in enumerate(((320, 400), (730, 50), (790, 50), (850, 50))):
+            node = at + begin
+            events.append(operator("autograd::engine::evaluate_function: MmBackward0", node, took))
+            events.append(operator("MmBackward0", node + 5, took - 10, more={"Fwd thread id": 1}))
+            if not layer:
+                events.append(operator("aten::mm", node + 15, 300, more={"Sequence number": 9}))
+            events.append(operator("aten::mm", node + took - 20, 10))
+    found = replay(tmp_path / "a", events)
+    gained = found.trust.measured_ns - predicted(found, "no-recompute")
+    assert gained == pytest.approx(375_000, abs=1)
+
+
 @pytest.mark.parametrize(
     "text",
     ["schedule=zb", "microbatches=4", "network=50GB/s", "network-start=1us", "host-link=50GB/s",

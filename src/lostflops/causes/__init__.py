@@ -20,6 +20,8 @@ from .between_ranks.exposed import with_busy_links
 from .between_steps.slower_steps import join_paces
 from .copies import join_copies
 from .declared import (
+    AGAIN,
+    FP32_ON_CPU,
     MADE,
     NO_EDIT,
     OF_DEVICES,
@@ -38,6 +40,8 @@ from .host import join_host
 from .idle.checkpoint import held_up_by_staging
 from .idle.occurrence import on_some_ranks, told_once
 from .names import BUBBLE, for_makers
+from .needless.again import computes_again
+from .needless.fp32 import multiplies_in_fp32
 from .on_device.casts import casts_weights
 from .on_device.loss import loss_takes_long
 from .page_findings import PageFindings
@@ -45,6 +49,7 @@ from .purposes import STAGES, main_purpose
 from .waiting import ARRIVES, EXPOSED, SLOW_LINK, asks_for, join_waiting
 
 __all__ = [
+    "CHOSEN",
     "MADE",
     "READS",
     "Given",
@@ -78,6 +83,8 @@ TURNS = (
     "(`torch.distributed.pipelining`), or give each a process of its own and shard the model (FSDP2)."
 )
 HANDING_OVER = 500_000  # ns: a queue between processes, and the pinning of a batch
+CHOSEN = (AGAIN.name, FP32_ON_CPU.name)  # what a job computes by choice: faults of some size come first
+FAULT_OF_SOME_SIZE = 0.05  # of the step
 FAULT_FROM = 0.03  # of the step, from which on a fault comes before waiting that has no cause of its own
 
 
@@ -91,6 +98,8 @@ def findings(given: Given) -> tuple[Finding, ...]:
     join_paces(page)
     loss_takes_long(page)
     casts_weights(page)
+    computes_again(page)
+    multiplies_in_fp32(page)
     _tensors_in_both(page)
     page.take(*SAID_IN_NOTES)
     if given.on_host:  # an operator of the job's own computes, and is nothing to report
@@ -106,7 +115,7 @@ def findings(given: Given) -> tuple[Finding, ...]:
     told = [replace(f, next=for_makers(given.gpus.values(), f.next)) for f in told]
     faults = [f for f in told if _is_fault(f) and page.reaches(f.size, FAULT_FROM)]
     least = {f.name: min((e.size for e in faults if _may_cause(e, f, given)), default=None) for f in told}
-    return tuple(sorted(told, key=lambda f: _place(f, least[f.name])))
+    return tuple(sorted(told, key=lambda f: _place(f, least[f.name], page)))
 
 
 def _tensors_in_both(page: PageFindings) -> None:
@@ -190,8 +199,12 @@ def _may_cause(fault: Finding, finding: Finding, given: Given) -> bool:
     return waits and finding.rank is None
 
 
-def _place(finding: Finding, least_fault: int | None) -> tuple[bool, int, bool, str, str]:
-    """What costs most comes first; but before what a fault may lengthen comes the fault."""
+def _place(
+    finding: Finding, least_fault: int | None, page: PageFindings
+) -> tuple[bool, int, int, bool, str, str]:
+    """What costs most comes first; but before what a fault may lengthen comes the fault, and before what is
+    chosen all that costs much."""
     after = least_fault is not None and finding.size >= least_fault
     size = least_fault if after and least_fault is not None else finding.size
-    return is_of_recording(finding), -size, after, finding.recipe, finding.name
+    turn = 1 if finding.name in CHOSEN else 0 if page.reaches(size, FAULT_OF_SOME_SIZE) else 2
+    return is_of_recording(finding), turn, -size, after, finding.recipe, finding.name

@@ -19,6 +19,7 @@ class Made:
     remedies: tuple[str, ...]
     verdict: Verdict
     none_known: str = ""
+    also: tuple[str, ...] = ()  # the page names these and leaves the finding's own advice in its place
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,20 @@ CASTS = Made(
     Verdict("Held up by casts of weights", "casts of weights"),
     none_known="In which type parameters are kept is the job's own to choose; the finding says how.",
 )
+AGAIN = Made(
+    "activations-computed-again",
+    "Activations are computed again in the backward pass, for 20.3 ms per step (24.4 %).",
+    (),
+    Verdict("Slowed by recomputation", "activations that are computed again in the backward pass"),
+    also=("selective-checkpointing",),
+)
+FP32_ON_CPU = Made(
+    "fp32-on-cpu",
+    "Matrix products in fp32 are 84.0 % of a step, and this CPU multiplies bf16.",
+    (),
+    Verdict("Bound by fp32 compute", "matrix products in fp32"),
+    also=("bf16-on-cpu",),
+)
 PROFILER = Made(
     "profiler-at-work",
     "The GPU idles 2.02 ms per step (14.2 %) while the profiler itself works: `Buffer Flush`.",
@@ -125,6 +140,8 @@ MADE: Mapping[str, Made] = {
         COMPUTED_ON_CPU,
         LOSS,
         CASTS,
+        AGAIN,
+        FP32_ON_CPU,
         PROFILER,
         PACE,
     )
@@ -139,6 +156,8 @@ CASES: Mapping[str, Recommended] = {
     # Stages whose schedule is the better one already.
     "interleaved-stages": Recommended(("pipeline-microbatches",), ("stage-balance",), of="pipeline-bubble"),
     "zero-bubble-stages": Recommended(("pipeline-microbatches",), ("stage-balance",), of="pipeline-bubble"),
+    # All gradients in one operation.
+    "communication-exposed-at-once": Recommended(also=("overlap-communication",), of="communication-exposed"),
     "slow-device": Recommended(also=("rank-exclusion",), of="rank-arrives-last"),
     **{
         f"communication-exposed-{purpose}": Recommended(remedies, also, of="communication-exposed")
@@ -213,7 +232,7 @@ def remedies() -> Mapping[str, Recommended]:
     """Which remedies each finding or case asks for."""
     return {
         **{name: Recommended(f.remedies, f.also, f.none_known) for name, (_, f) in declared().items()},
-        **{name: Recommended(made.remedies, none_known=made.none_known) for name, made in MADE.items()},
+        **{name: Recommended(made.remedies, made.also, made.none_known) for name, made in MADE.items()},
         **CASES,
     }
 

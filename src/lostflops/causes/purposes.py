@@ -19,6 +19,7 @@ from lostflops import intervals
 from lostflops.intervals.matching import PAIR, SYNCHRONISING
 from lostflops.recipes.accounting import WAIT
 from lostflops.recipes.communication.bandwidth import counted_bytes
+from lostflops.session import Answer
 from lostflops.store.trace import ONE_PER_DEVICE, OPENED, Trace
 
 GRADIENTS, SHARDS, TENSOR, STAGES = "gradients", "shards", "tensor", "stages"
@@ -73,6 +74,7 @@ ABSENT = "of its group are not here"  # what the reason of an operation whose me
 SIZED = "|"  # between an operation's kind and its bytes
 MOST_OPERATIONS = 8
 MEETING = pl.Schema({"rank": pl.Int32, "lowest": pl.Int32})
+BARE = 0.9  # of communication
 SOME, LARGE, SLACK = 4, 1 << 20, 1.5  # like operations; bytes that tell a link's speed, and by how far
 
 
@@ -80,6 +82,15 @@ def main_purpose(purposes: Mapping[str, int]) -> str:
     """What most exposed communication is for; empty where nothing that is known is most of it."""
     most = max(purposes, key=lambda purpose: purposes[purpose], default="")
     return most if most in CALLED and 2 * purposes[most] > sum(purposes.values()) else ""
+
+
+def mostly_bare(answers: Mapping[str, Answer]) -> bool:
+    """Whether hardly any communication has computation beside it, where a finding says what it costs."""
+    split = answers.get("communication_exposed")
+    if split is None or not split.findings or "total_in_steps" not in split.table.columns:
+        return False
+    exposed, whole = split.table.select(pl.col("in_steps", "total_in_steps").sum()).row(0)
+    return whole > 0 and exposed >= BARE * whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +141,21 @@ class Exposed:
         here = intervals.union(longer.select("rank", "start", "end").lazy(), ["rank"])
         bare = intervals.inside(here, cover, {"exposed": pl.lit(True)})
         return int(bare.select(pl.col("exposed").sum()).collect().item())
+
+    def stops(self) -> dict[str, int]:
+        """How often it follows on computing (`times`), and how long that takes between the first and the last
+        of it in a step (`computed`, ns)."""
+        if self.runs is None or self.counted.is_empty():
+            return {}
+        at, took = ["rank", "step"], pl.col("end") - pl.col("start")
+        account = pl.col("account").cast(pl.String)
+        sends, computes = account.str.starts_with("communication"), account == "compute"
+        here = self.runs.filter(sends | computes).join(self.counted, on=at, how="semi").sort(*at, "start")
+        begins = pl.col("start").filter(sends)
+        between = pl.col("start").is_between(begins.min().over(at), begins.max().over(at))
+        after = sends & computes.shift(1, fill_value=False).over(at)
+        times, computed = here.select(after.sum(), took.filter(computes & between).sum().alias("took")).row(0)
+        return {"times": int(times), "computed": int(computed)}
 
     @cached_property
     def _operations_and_cover(self) -> tuple[pl.DataFrame, pl.LazyFrame] | None:

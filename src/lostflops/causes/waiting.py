@@ -12,7 +12,7 @@ from lostflops.recipes.communication.split import ALL_HERE
 from lostflops.recipes.transfers import SLOWER
 
 from .between_ranks.advice import Advice, for_one
-from .between_ranks.exposed import EXPOSED, WAITING_TOLD, exposed_communication, gathers
+from .between_ranks.exposed import EXPOSED, IN_PIECES, WAITING_TOLD, exposed_communication, gathers
 from .between_ranks.few_ranks import late_among_few, waited_in_turn
 from .between_ranks.in_turn import LATER_STILL, does_more, for_ranks, in_turn, within_steps
 from .between_ranks.several import EVEN_WORK, WAITS, for_several, is_one_of_many, unexplained
@@ -434,6 +434,8 @@ def asks_for(finding: Finding, given: Given) -> str:
         scheduled = SCHEDULED.get(given.schedule)
         return scheduled[0] if scheduled else f"{EXPOSED}-{purpose}" if purpose else BUBBLE
     if finding.name == EXPOSED:
+        if finding.next == IN_PIECES:
+            return f"{EXPOSED}-at-once"
         case = "reduced" if purpose == SHARDS and not gathers(given) else purpose
         return f"{EXPOSED}-{case}" if case else EXPOSED
     return finding.name

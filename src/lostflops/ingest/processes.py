@@ -37,6 +37,7 @@ RANK_IN_NAME = tuple(
 POD = re.compile(r"(?<=[a-z0-9])-worker-\d+(?=_\d+\.\d{10,}\.)")
 PACKAGE = re.compile(r"[a-z]{1,20} \d[\w.+-]{0,40}")
 FRAMEWORK = re.compile(r"[a-z]{1,20}")
+UNIT = re.compile(r"[a-z0-9_]{1,20}")
 LOOKED_THROUGH = 1 << 20  # bytes
 
 
@@ -82,6 +83,13 @@ def frameworks(frame: Mapping[str, Any]) -> str | None:
     return (
         " ".join(name for name in names[:20] if isinstance(name, str) and FRAMEWORK.fullmatch(name)) or None
     )  # pyright: ignore[reportUnknownVariableType]
+
+
+def bf16_units(frame: Mapping[str, Any]) -> str | None:
+    """The instructions of the process's CPU that multiply bf16, as Linux names them, with blanks between."""
+    told: Any = _said(frame).get("bf16_units")
+    names: list[Any] = told if isinstance(told, list) else []  # pyright: ignore[reportUnknownVariableType]
+    return " ".join(name for name in names[:20] if isinstance(name, str) and UNIT.fullmatch(name)) or None  # pyright: ignore[reportUnknownVariableType]
 
 
 def _said(frame: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -28,6 +28,7 @@ import polars as pl
 from lostflops.intervals.order import (
     NEVER,
     Bool,
+    Groups,
     Int,
     by_name,
     changes_of,
@@ -46,6 +47,9 @@ PAIRED = "pair"  # what both are together
 LOCAL = ("layout",)
 # Without a measured error, times up to this far apart are not held against a match.
 UNKNOWN_ERROR = 1_000_000
+
+# By how many places an operation may begin before or after its turn, where threads share a queue.
+NEARLY = 8
 
 WORLD = "all ranks"
 ONE_RANK = "only one rank was recorded: its waiting and its transfer look alike"
@@ -119,6 +123,7 @@ class _Rows:
     error: Int
     sequence: Int
     sequenced: Bool
+    stream: Int
     lane: Int
     lanes: Callable[[int], str]
     turn: Int
@@ -173,6 +178,7 @@ class _Rows:
             sequence=sequence,
             # A send and its receive count on their own.
             sequenced=(sequence != NEVER) & ~pair,
+            stream=filled(given, ("stream",))[0],
             lane=lane,
             lanes=called,
             turn=_launched(given, lane, rank),
@@ -197,7 +203,7 @@ def _launched(given: pl.DataFrame, lane: Int, rank: Int) -> Int:
     rises = np.empty(len(call), np.bool_)
     rises[order] = opens | np.append(True, np.diff(call[order]) >= 0)
     _, of = numbered(lane)
-    return np.where(_Groups(of).every((call > 0) & rises)[of], call, 0)
+    return np.where(Groups(of).every((call > 0) & rises)[of], call, 0)
 
 
 def _place(among: Int, asked: Int) -> tuple[Int, Bool]:
@@ -303,10 +309,14 @@ def _by_place(rows: _Rows, of: Int, keys: Int, reasons: _Reasons, trust_clocks: 
         return
     of, place, count = _counted(rows, of)
     _, lane = numbered(rows.lane[of])
-    lanes = _Groups(lane)
+    lanes = Groups(lane)
     fewest, most = lanes.least(count), lanes.most(count)
     num, equal = lanes.distinct(rows.rank[of]), fewest == most
     forward = _agreement(rows, of, lane, place, num)
+    swapped = _unswapped(rows, of, lane, place, num, equal & ~forward.same)
+    if swapped is not None:
+        place = swapped
+        forward = _agreement(rows, of, lane, place, num)
     # Where all ranks of each lane have as many, a place is the same from either end.
     back = forward if equal.all() else _agreement(rows, of, lane, count - place, num)
     told = forward.told > 0.5
@@ -348,36 +358,6 @@ def _by_place(rows: _Rows, of: Int, keys: Int, reasons: _Reasons, trust_clocks: 
     rows.reason[of] = why[lane]
 
 
-class _Groups:
-    """Rows by a group each, and what each group's rows are together; groups are numbered from 0 on."""
-
-    def __init__(self, of: Int) -> None:
-        self.of = of
-        self._order = np.argsort(of, kind="stable")
-        self._first = np.flatnonzero(changes_of(of[self._order]))
-        self.num = len(self._first)
-
-    def most(self, values: Int) -> Int:
-        return np.maximum.reduceat(values[self._order], self._first) if self.num else values[:0]
-
-    def least(self, values: Int) -> Int:
-        return np.minimum.reduceat(values[self._order], self._first) if self.num else values[:0]
-
-    def count(self, which: Bool | None = None) -> Int:
-        return np.bincount(self.of if which is None else self.of[which], minlength=self.num)
-
-    def every(self, which: Bool) -> Bool:
-        return self.count(~which) == 0
-
-    def some(self, which: Bool) -> Bool:
-        return self.count(which) > 0
-
-    def distinct(self, values: Int, which: Bool | None = None) -> Int:
-        of = self.of if which is None else self.of[which]
-        first, _ = numbered(of, values if which is None else values[which])
-        return np.bincount(of[first], minlength=self.num)
-
-
 class _Agreement(NamedTuple):
     """Per lane, whether all ranks agree at every place that all have, and the share of those places whose
     kind is told at all and whose times are possible."""
@@ -389,7 +369,7 @@ class _Agreement(NamedTuple):
 
 def _agreement(rows: _Rows, of: Int, lane: Int, place: Int, num: Int) -> _Agreement:
     first, at = numbered(lane, place)
-    places = _Groups(at)
+    places = Groups(at)
     of_lane = lane[first]
     # All ranks of a lane have its first place, and its last.
     held = places.count() == num[of_lane]
@@ -406,6 +386,36 @@ def _agreement(rows: _Rows, of: Int, lane: Int, place: Int, num: Int) -> _Agreem
     return _Agreement(differ == 0, told / np.maximum(all_held, 1), possible / np.maximum(all_timed, 1))
 
 
+def _unswapped(rows: _Rows, of: Int, lane: Int, place: Int, num: Int, differ: Bool) -> Int | None:
+    """The places, where ranks of these lanes only begin a few operations in another order; None without any.
+
+    Threads that share a queue, as gloo's do, take operations in order and begin them in nearly that order.
+    Then those that are alike follow each other, and each rank's take the places that they have on the first.
+    """
+    several = Groups(lane)
+    differ = differ & (several.distinct(rows.stream[of]) > num)
+    if not differ.any():
+        return None
+    at = np.flatnonzero(differ[lane])
+    kept, rank = lane[at], rows.rank[of[at]]
+    _, kind = numbered(kept, rows.kind[of[at]], rows.bytes[of[at]])
+    order = sorted_by(kind, rank, place[at])
+    opens = np.flatnonzero(changes_of(kind[order], rank[order]))
+    count = np.diff(np.append(opens, len(at)))
+    turn = np.empty(len(at), np.int64)
+    turn[order] = np.arange(len(at)) - np.repeat(opens, count)
+    one, same = numbered(kind, turn)
+    alike, lanes = Groups(same), Groups(numbered(kept)[1])
+    whole = lanes.every((alike.count() == num[kept[one]])[same])[lanes.of]
+    leads = rank == lanes.least(rank)[lanes.of]
+    taken = np.zeros(alike.num, np.int64)
+    taken[same[leads]] = place[at][leads]
+    near = lanes.every(np.abs(taken[same] - place[at]) <= NEARLY)[lanes.of]
+    found = place.copy()
+    found[at[whole & near]] = taken[same][whole & near]
+    return found if (whole & near).any() else None
+
+
 def _left_apart(rows: _Rows, of: Int, lane: Int, place: Int, num: Int) -> Bool:
     """Per lane, whether its ranks leave many of its synchronising collectives too far apart for one group.
 
@@ -413,7 +423,7 @@ def _left_apart(rows: _Rows, of: Int, lane: Int, place: Int, num: Int) -> Bool:
     does not matter how far clocks are apart and drift.
     """
     first, at = numbered(lane, place)
-    places, of_lane, end = _Groups(at), lane[first], rows.end[of]
+    places, of_lane, end = Groups(at), lane[first], rows.end[of]
     since = np.diff(end, prepend=0)
     follows = ~changes_of(lane, rows.rank[of])
     timed = (places.count() == num[of_lane]) & places.every(follows & rows.is_kind(SYNCHRONISING, of))
@@ -423,7 +433,7 @@ def _left_apart(rows: _Rows, of: Int, lane: Int, place: Int, num: Int) -> Bool:
     return (num > 2) & (all_timed >= OF_FEWEST) & (many >= IN_MANY * all_timed)
 
 
-def _agree(rows: _Rows, of: Int, groups: _Groups) -> Bool:
+def _agree(rows: _Rows, of: Int, groups: Groups) -> Bool:
     """Whether the rows of one instance do the same to as many bytes.
 
     What a row does not say agrees with anything that has the same name: the first operations of a recording
@@ -439,7 +449,7 @@ def _agree(rows: _Rows, of: Int, groups: _Groups) -> Bool:
     return same_kind & ends & (same_bytes | ~groups.every(rows.is_kind([*SAME_BYTES, PAIRED], of)))
 
 
-def _overrun(rows: _Rows, of: Int, groups: _Groups) -> tuple[Int, Bool]:
+def _overrun(rows: _Rows, of: Int, groups: Groups) -> tuple[Int, Bool]:
     """How far the times of one instance's rows contradict each other, ns, and whether that can be told; at
     most 0 where they do not.
 
@@ -469,7 +479,7 @@ class _Instances(NamedTuple):
 
 
 def _instances(
-    rows: _Rows, of: Int, keys: Int, groups: _Groups, reasons: _Reasons, trust_clocks: bool
+    rows: _Rows, of: Int, keys: Int, groups: Groups, reasons: _Reasons, trust_clocks: bool
 ) -> _Instances:
     rank, arrival = rows.rank[of], rows.arrival[of]
     members, size, distinct = groups.count(), groups.most(rows.size[of]), groups.distinct(rank)
@@ -507,7 +517,7 @@ def _instances(
     )
 
 
-def _in_turn(rows: _Rows, of: Int, keys: Int, groups: _Groups, first: Int) -> Int:
+def _in_turn(rows: _Rows, of: Int, keys: Int, groups: Groups, first: Int) -> Int:
     """The instances by first arrival, those that arrive at once by how they are told apart, as text."""
     order = np.argsort(first, kind="stable")
     same = first[order][1:] == first[order][:-1]
@@ -533,7 +543,7 @@ def _split(
     """The rows with what their instance says, and each member's time split at the last arrival."""
     of = np.flatnonzero(keys[:, 0] >= 0)
     _, group = numbered(*keys[of].T)
-    groups = _Groups(group)
+    groups = Groups(group)
     each = _instances(rows, of, keys, groups, reasons, trust_clocks)
     arrival, end, last = rows.arrival[of], rows.end[of], each.last_arrival[group]
     matched = each.number[group] != NEVER

@@ -217,3 +217,33 @@ def at_most(groups: Int, values: Int, group: Int, query: Int) -> Int:
     """
     known, asked = one_axis((groups, values), (group, query))
     return np.searchsorted(known, asked, side="right")
+
+
+class Groups:
+    """Rows by a group each, and what each group's rows are together; groups are numbered from 0 on."""
+
+    def __init__(self, of: Int) -> None:
+        self.of = of
+        self._order = np.argsort(of, kind="stable")
+        self._first = np.flatnonzero(changes_of(of[self._order]))
+        self.num = len(self._first)
+
+    def most(self, values: Int) -> Int:
+        return np.maximum.reduceat(values[self._order], self._first) if self.num else values[:0]
+
+    def least(self, values: Int) -> Int:
+        return np.minimum.reduceat(values[self._order], self._first) if self.num else values[:0]
+
+    def count(self, which: Bool | None = None) -> Int:
+        return np.bincount(self.of if which is None else self.of[which], minlength=self.num)
+
+    def every(self, which: Bool) -> Bool:
+        return self.count(~which) == 0
+
+    def some(self, which: Bool) -> Bool:
+        return self.count(which) > 0
+
+    def distinct(self, values: Int, which: Bool | None = None) -> Int:
+        of = self.of if which is None else self.of[which]
+        first, _ = numbered(of, values if which is None else values[which])
+        return np.bincount(of[first], minlength=self.num)

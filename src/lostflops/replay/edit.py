@@ -49,7 +49,8 @@ class Known:
     """What edits may look at beside the graph: the steps that count, all steps, and tables of recipes, None
     where the trace cannot give them. `named` gives the spans (rank, thread, start, end) of ranges, operators
     and frames whose name holds a text, `stages` the pipeline stage of each rank where that is known, and
-    `passes` the table `pipeline_passes`. `gpus` are the drivers' names of the GPUs, and
+    `passes` the table `pipeline_passes`. `gpus` are the drivers' names of the GPUs,
+    `again` gives the spans in which hosts compute activations again, and
     `modules` gives the module of the model that threads were in at moments (rank, thread, start)."""
 
     steps: StepPoints
@@ -60,6 +61,7 @@ class Known:
     stages: Callable[[], Mapping[int, int]] = dict
     passes: Callable[[], pl.DataFrame | None] = lambda: None
     gpus: tuple[str, ...] = ()
+    again: Callable[[], pl.DataFrame] | None = None
     modules: Callable[[pl.DataFrame], pl.Series] | None = None
 
 

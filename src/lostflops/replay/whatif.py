@@ -15,6 +15,7 @@ from lostflops.store.trace import OPENED, Trace
 from .critical_path import CriticalPath, critical_path
 from .dependencies.edges import BY_GUESS, Edges, Int, joined
 from .edit import REMOVED, Edit, Edited, Known, as_one, in_steps
+from .edits.on_host.again import computed_again
 from .graph import NEVER, Graph
 from .modules import module_at
 from .recorded import RecordedJob, recorded
@@ -85,7 +86,7 @@ class Replay:
         gpus = tuple(told["gpu"].drop_nulls().cast(pl.String).unique().sort().to_list())
         known = Known(
             steps, every, ask("host_spans"), matched, named, stages, partial(ask, "pipeline_passes"), gpus,
-            partial(module_at, trace),
+            partial(computed_again, trace), partial(module_at, trace),
         )  # fmt: skip
         return cls(job, known, trust(job, known, world))
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import polars as pl
 
 from lostflops.accounts import ACCOUNTS
+from lostflops.causes.declared import NO_EDIT
 from lostflops.causes.given import Given, exposed_for, exposed_operations
 from lostflops.causes.names import BUBBLE, bytes_of, called, listed, made_of
 from lostflops.causes.page_findings import PageFindings, joining
@@ -43,6 +44,18 @@ MOSTLY_ONE, LED = 0.8, 0.05  # of what ranks wait, hidden or not, that is one's;
 WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
 GATHERED_FROM = 0.2  # of the exposed communication of shards, from which on gathering them earlier helps
 GAINS_NOTHING = 0.1  # of what is exposed, that a replay with overlap gains at most where links are busy
+TIMES = "gradients-exchanged-per-microbatch"
+FEWEST = 3  # operations of a step of which one can say that each stops the backward pass
+STOPPED_FROM = 0.5  # of the exposed time, that is computed between them
+GO_ON = (
+    "Let the backward pass go on while gradients travel: a communication hook starts its operation with "
+    "`async_op=True` and returns its future, and nothing in the backward pass waits for the network or the "
+    "device."
+)
+IN_PIECES = (
+    "Send gradients in several pieces, so that the first travel while the backward pass goes on: a smaller "
+    "`bucket_cap_mb` of DDP, `reduce_bucket_size` of DeepSpeed."
+)
 WHOLE = 100  # GB/s, from which on a rate has no digits behind the point
 AT_ONCE = 0.9  # of the bytes of gradients, that one operation of a step has
 COMPARED_FROM = 0.1  # of a step, from which on exposed transfer is worth asking whether a link is slow
@@ -97,14 +110,29 @@ def exposed_communication(
         base = replace(base, doubt=" ".join(filter(None, (base.doubt, late))))
     if passing := _past_slow_links(page, moving + waited):
         base = replace(base, doubt=" ".join(filter(None, (base.doubt, passing))))
+    times = page.take(TIMES) if main_purpose(given.purposes) == GRADIENTS else []
+    costs = f"costs {page.share(moving + waited)}{waiting}."
+    stopped = () if times else tuple(_stops(page, moving + waited))
+    at_once = () if times else tuple(_in_one_bucket(page, moving + waited))
+    if times:  # why there is so much of it
+        base = replace(base, next=times[0].next, remedies=given.named(TIMES), edit=NO_EDIT)
+    elif stopped:
+        base = replace(base, next=GO_ON, remedies=())
+    elif at_once:
+        base = replace(base, next=IN_PIECES)
     told = made_of(
         replace(
             base,
-            name=EXPOSED,
-            claim=f"Communication that no computation hides costs {page.share(moving + waited)}{waiting}.",
+            name=TIMES if times else EXPOSED,
+            claim=f"{times[0].claim.rstrip('.')}. Of it, what no computation hides {costs}"
+            if times
+            else f"Communication that no computation hides {costs}",
             cost_per_step=moving + waited,
             ns_per_step=min(base.ns_per_step, _transfer(page, base) + waited),
             evidence=(
+                *(fact for one in times for fact in one.evidence),
+                *stopped,
+                *at_once,
                 *_one_comes_last(page),
                 # These count the waiting that has a finding of its own.
                 *exposed_for(given),
@@ -112,7 +140,6 @@ def exposed_communication(
                 *_waited_in_them(awaited, moving + waited),
                 *((untold,) if untold else ()),
                 *_side_by_side(page, base, moving + waited, delayed, awaited),
-                *_in_one_bucket(page, moving + waited),
                 *_reached(given),
                 *_nothing_to_compare(page, moving - unknown),
                 *(() if elsewhere else base.evidence),
@@ -256,6 +283,18 @@ def _in_one_bucket(page: PageFindings, cost: int) -> Iterator[str]:
         yield (
             f"one all-reduce of {bytes_of(most['bytes'][0])} per step has {every} gradients, and begins when "
             "the last of them is there: smaller buckets would begin during the backward pass"
+        )
+
+
+def _stops(page: PageFindings, cost: int) -> Iterator[str]:
+    """That computing and sending gradients take turns, where hardly any of it is hidden."""
+    given = page.given
+    steps = max(1, given.num_steps)
+    times, computed = (given.stops.get(what, 0) / steps for what in ("times", "computed"))
+    if main_purpose(given.purposes) == GRADIENTS and times >= FEWEST and computed >= STOPPED_FROM * cost:
+        yield (
+            f"{times:.0f} times per step the backward pass stops for all-reduces and goes on after them: "
+            "hardly any of them run beside computation"
         )
 
 

@@ -33,6 +33,7 @@ from lostflops.causes.purposes import (
     first_waits,
     in_one_process,
     met,
+    mostly_bare,
     surely_waited,
 )
 from lostflops.errors import LostflopsError
@@ -46,6 +47,8 @@ from lostflops.recipes.idle.made_tensors import MADE, made_on_cpu
 from lostflops.recipes.idle.read_values import computed_to_be_read, reads_after_passes, reads_values
 from lostflops.recipes.idle.updates import UPDATES, in_updates
 from lostflops.recipes.layout.micro_batches import alike, micro_batches
+from lostflops.recipes.needless.fp32_products import FP32_PRODUCTS, fp32_products
+from lostflops.recipes.needless.run_again import RUN_AGAIN, run_again
 from lostflops.recipes.operators.loss_work import LOSSES, loss_work
 from lostflops.recipes.operators.weight_casts import CASTS, weight_casts
 from lostflops.recipes.transfers import lengthened
@@ -155,6 +158,7 @@ def gather(
         made = folded(name, TOTAL, lambda: pl.DataFrame({"ns": [fold(session, counted)]}, schema=TOTAL))
         return int(made["ns"].sum())
 
+    again = folded("again", RUN_AGAIN, lambda: run_again(trace, counted, on_host))
     return Given(
         answers=answers,
         ledger=ledger,
@@ -187,6 +191,11 @@ def gather(
         made_on_cpu=on_device("made_on_cpu", MADE, lambda t, steps: made_on_cpu(t, stretches(), steps)),
         losses=on_device("losses", LOSSES, loss_work),
         casts=on_device("casts", CASTS, weight_casts),
+        again=again,
+        memory_peak=_memory_peak(session) if again.height and not on_host else 0.0,
+        fp32_products=folded("fp32_products", FP32_PRODUCTS, lambda: fp32_products(trace, counted))
+        if on_host
+        else FP32_PRODUCTS.to_frame(),
         launches_beside=0 if on_host else total("launches_beside", two_threads),
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
         in_async=folded(
@@ -196,6 +205,7 @@ def gather(
         ),
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),
+        stops=parts("stops", lambda: exposed().stops()) if mostly_bare(answers) else {},
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
         meeting=_sets(folded("meeting", MEETING, meeting)) if many else (),
         first_waits=total("first_waits", first) if many else 0,
@@ -248,6 +258,11 @@ def _table(session: Session, recipe: str) -> pl.DataFrame | None:
     """The recipe's table, or None where the trace lacks what it needs. Raises what the recipe does."""
     answer = session.run(recipe)
     return None if isinstance(answer, Skipped) else answer.table
+
+
+def _memory_peak(session: Session) -> float:
+    memory = _table(session, "batch_headroom")
+    return 0.0 if memory is None else float(memory["peak_share"].max() or 0.0)  # pyright: ignore[reportArgumentType]
 
 
 def _names(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFrame) -> pl.DataFrame:

@@ -217,6 +217,7 @@ CHANGES: Mapping[str, TunedChange] = {
     ),
     "fused-optimizer": TunedChange("`fused=True` inside the process", "numerically close"),
     "bf16": TunedChange("`torch.autocast` to bf16 inside the process", "numerically close"),
+    "bf16-on-cpu": TunedChange("`torch.autocast` to bf16 inside the process", "numerically close"),
     "tf32": TunedChange(
         '`torch.set_float32_matmul_precision("high")` inside the process', "numerically close"
     ),

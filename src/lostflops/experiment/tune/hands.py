@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from lostflops import run_folder
+from lostflops import causes, run_folder
 from lostflops.capture.record import outcome
 from lostflops.capture.record.recording import DEFAULT_WHAT, StepOn
 from lostflops.errors import LostflopsError, shown
@@ -93,11 +93,12 @@ def look(run: Path, words: tuple[str, ...]) -> SeenRun:
         if found.budget is None:
             raise _unseen(run)
         facts = _facts(found, run, words, session)
-        beside = _reasons(found, session)
-        typed = _typed((*found.findings, *beside), trace, found.run.on_host)
-        predicted = session.predicted(_edits((*found.findings, *beside), facts))
+        findings = [one for one in found.findings if one.name not in causes.CHOSEN]
+        beside = [*reasons.reasons(found, trace, session)]
+        typed = _typed((*findings, *beside), trace)
+        predicted = session.predicted(_edits((*findings, *beside), facts))
     step = round(found.budget.mean)
-    return SeenRun(found.findings, step, found.verdict, facts, typed, predicted, beside)
+    return SeenRun(findings, step, found.verdict, facts, typed, predicted, beside)
 
 
 def _unseen(run: Path) -> CannotTune:
@@ -113,15 +114,6 @@ def _unseen(run: Path) -> CannotTune:
     return CannotTune(*UNSEEN)
 
 
-def _reasons(found: Page, session: Session) -> list[Finding]:
-    """What the page has no finding of: with what a replay says that it gains, on a device."""
-    on_device = not found.run.on_host
-    told = list(reasons.reasons(session, on_device))
-    edits = [one.edit for one in told if one.edit and on_device]
-    gains = session.predicted(edits) if edits else {}
-    return [replace(one, predicted=gains.get(one.edit)) for one in told]
-
-
 def _edits(findings: Sequence[Finding], facts: JobFacts) -> list[str]:
     """What to replay for the changes that are told, with the numbers that a first one has."""
     names = dict.fromkeys(name for finding in findings for name in finding.remedies or ())
@@ -133,15 +125,14 @@ def _edits(findings: Sequence[Finding], facts: JobFacts) -> list[str]:
     return [*dict.fromkeys((*made, *theirs))]
 
 
-def _typed(findings: Sequence[Finding], trace: Trace, on_host: bool) -> dict[str, str]:
+def _typed(findings: Sequence[Finding], trace: Trace) -> dict[str, str]:
     names = dict.fromkeys(name for finding in findings for name in finding.remedies or ())
     told: dict[str, str] = {}
     for name in names:
         asked = RemedyForJob.asked(name, trace=trace)
         lines = [snippet.text for _, change in asked.changes for snippet in change.snippets]
         instead = [change.instead for _, change in asked.changes if change.instead]
-        text = "\n".join(lines or instead)
-        told[name] = text.replace('autocast("cuda"', 'autocast("cpu"') if on_host else text
+        told[name] = "\n".join(lines or instead)
     return told
 
 

@@ -111,7 +111,8 @@ def _frame(selection: RunPart, rank: int) -> tuple[list[tuple[str, Any]], int]:
         frame.append(("host_name", f"node{known['host']}"))
     versions, packages = _versions(known["versions"] or "")
     frame += versions
-    ours: dict[str, Any] = {"versions": packages, "frameworks": (known["frameworks"] or "").split()}
+    told = {key: (known[key] or "").split() for key in ("frameworks", "bf16_units")}
+    ours: dict[str, Any] = {"versions": packages, **told}
     # Who reads the file again has to know that nobody measured this.
     facts = {fact.name: fact.text for fact in manifest.quality}
     if SIMULATED in facts:

@@ -125,6 +125,7 @@ class Header:
             "backend": text_of(self.distributed.get("backend")) or None,
             "versions": versions or None,
             "frameworks": processes.frameworks(self.fields),
+            "bf16_units": processes.bf16_units(self.fields),
             "source": "kineto",
         }
 

@@ -29,6 +29,7 @@ CHANGES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "gradient-accumulation": (("torch.nn.parallel.distributed", "gradients.sent_once"),),
     "fused-optimizer": (("torch.optim.optimizer", "optimizers.fused"),),
     "bf16": (("torch.nn.modules.module", "precision.bf16"),),
+    "bf16-on-cpu": (("torch.nn.modules.module", "precision.bf16"),),
     "tf32": (("torch.optim.optimizer", "precision.tf32"),),
 }
 

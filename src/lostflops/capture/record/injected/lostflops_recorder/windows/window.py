@@ -27,6 +27,9 @@ SMALLEST_TRACE = 200  # bytes; what PyTorch writes of an empty session is longer
 GROW_BY = 2 << 30
 # What a remedy's spelling depends on; only what the job has imported is asked for its version.
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "lightning", "torchtitan")
+# What Linux calls instructions that multiply bf16, and how much of its list is sure to hold the first core.
+BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
+CPU_INFO = 16 << 10  # bytes
 LATER, WARMING, RECORDING, DONE = "later", "warming", "recording", "done"
 
 
@@ -219,6 +222,7 @@ class Window:
             said["process"] = identity()
         said["versions"] = _versions()
         said["frameworks"] = self.ranges.frameworks
+        said["bf16_units"] = bf16_units()
         self._session.add_metadata_json(run_folder.IN_TRACE, json.dumps(said))
 
     def _enter_range(self) -> None:
@@ -349,6 +353,17 @@ def _versions() -> dict[str, str]:
     """The versions of the training packages that the job uses."""
     imported = ((name, getattr(sys.modules.get(name), "__version__", None)) for name in PACKAGES)
     return {name: str(version) for name, version in imported if version is not None}
+
+
+def bf16_units(listed: str = "/proc/cpuinfo") -> list[str]:
+    """The instructions of the CPU that multiply bf16, as Linux lists them for its first core."""
+    try:
+        with open(listed, "rb", buffering=0) as file:
+            said = file.read(CPU_INFO).decode(errors="replace")
+    except OSError:
+        return []
+    lines = (line for line in said.splitlines() if line.lower().startswith(("flags", "features")))
+    return sorted(BF16_UNITS.intersection(next(lines, "").partition(":")[2].split()))
 
 
 def _memory() -> int:

@@ -1,0 +1,1 @@
+"""What a job computes and may do without."""
