@@ -152,9 +152,7 @@ RANKS = Table(
         Column("source", Name("the format it was read from, such as 'kineto' or 'nsys'")),
         Column("versions", Text("tool and runtime versions")),
         Column("frameworks", Name("training frameworks that drive it, where `lostflops record` saw one")),
-        Column(
-            "bf16_units", Name("instructions of the CPU that multiply bf16, where `lostflops record` saw any")
-        ),
+        Column("bf16_units", Name("CPU instructions for bf16, where `lostflops record` saw any")),
         Column("main_thread", Id("thread that runs the script: it marks steps, or else makes most launches")),
         Column("clock_offset", Time("already added to this rank's times to align it with the others")),
         Column("clock_error", Time("robust error of that alignment; null when unknown")),

@@ -110,7 +110,7 @@ FP32_ON_CPU = Made(
     "fp32-on-cpu",
     "Matrix products in fp32 are 84.0 % of a step, and this CPU multiplies bf16.",
     (),
-    Verdict("Bound by fp32 compute", "matrix products in fp32"),
+    Verdict("Bound by fp32 on the CPU", "matrix products in fp32"),
     also=("bf16-on-cpu",),
 )
 PROFILER = Made(

@@ -85,9 +85,9 @@ def main_purpose(purposes: Mapping[str, int]) -> str:
 
 
 def mostly_bare(answers: Mapping[str, Answer]) -> bool:
-    """Whether hardly any communication has computation beside it, where a finding says what it costs."""
+    """Whether hardly any communication has computation beside it."""
     split = answers.get("communication_exposed")
-    if split is None or not split.findings or "total_in_steps" not in split.table.columns:
+    if split is None or not {"in_steps", "total_in_steps"} <= set(split.table.columns):
         return False
     exposed, whole = split.table.select(pl.col("in_steps", "total_in_steps").sum()).row(0)
     return whole > 0 and exposed >= BARE * whole

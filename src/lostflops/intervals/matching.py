@@ -28,8 +28,8 @@ import polars as pl
 from lostflops.intervals.order import (
     NEVER,
     Bool,
-    Groups,
     Int,
+    RowGroups,
     by_name,
     changes_of,
     filled,
@@ -142,7 +142,7 @@ class _Rows:
         sends, pair = (named == "send")[own_kind], np.isin(named, PAIR)[own_kind]
         groups, group = by_name(given["group"])
         no_group = given["group"].is_null().to_numpy()
-        # Groups count by what they are called. What is in none is in that of all ranks; a send need not be.
+        # RowGroups count by what they are called. What is in none is in that of all ranks; a send need not be.
         texts = list(dict.fromkeys([WORLD, *groups]))
         number_of = {name: number for number, name in enumerate(texts)}
         text = np.array([number_of[name] for name in groups], np.int64)[group]
@@ -203,7 +203,7 @@ def _launched(given: pl.DataFrame, lane: Int, rank: Int) -> Int:
     rises = np.empty(len(call), np.bool_)
     rises[order] = opens | np.append(True, np.diff(call[order]) >= 0)
     _, of = numbered(lane)
-    return np.where(Groups(of).every((call > 0) & rises)[of], call, 0)
+    return np.where(RowGroups(of).every((call > 0) & rises)[of], call, 0)
 
 
 def _place(among: Int, asked: Int) -> tuple[Int, Bool]:
@@ -309,7 +309,7 @@ def _by_place(rows: _Rows, of: Int, keys: Int, reasons: _Reasons, trust_clocks: 
         return
     of, place, count = _counted(rows, of)
     _, lane = numbered(rows.lane[of])
-    lanes = Groups(lane)
+    lanes = RowGroups(lane)
     fewest, most = lanes.least(count), lanes.most(count)
     num, equal = lanes.distinct(rows.rank[of]), fewest == most
     forward = _agreement(rows, of, lane, place, num)
@@ -369,7 +369,7 @@ class _Agreement(NamedTuple):
 
 def _agreement(rows: _Rows, of: Int, lane: Int, place: Int, num: Int) -> _Agreement:
     first, at = numbered(lane, place)
-    places = Groups(at)
+    places = RowGroups(at)
     of_lane = lane[first]
     # All ranks of a lane have its first place, and its last.
     held = places.count() == num[of_lane]
@@ -392,7 +392,7 @@ def _unswapped(rows: _Rows, of: Int, lane: Int, place: Int, num: Int, differ: Bo
     Threads that share a queue, as gloo's do, take operations in order and begin them in nearly that order.
     Then those that are alike follow each other, and each rank's take the places that they have on the first.
     """
-    several = Groups(lane)
+    several = RowGroups(lane)
     differ = differ & (several.distinct(rows.stream[of]) > num)
     if not differ.any():
         return None
@@ -405,7 +405,7 @@ def _unswapped(rows: _Rows, of: Int, lane: Int, place: Int, num: Int, differ: Bo
     turn = np.empty(len(at), np.int64)
     turn[order] = np.arange(len(at)) - np.repeat(opens, count)
     one, same = numbered(kind, turn)
-    alike, lanes = Groups(same), Groups(numbered(kept)[1])
+    alike, lanes = RowGroups(same), RowGroups(numbered(kept)[1])
     whole = lanes.every((alike.count() == num[kept[one]])[same])[lanes.of]
     leads = rank == lanes.least(rank)[lanes.of]
     taken = np.zeros(alike.num, np.int64)
@@ -423,7 +423,7 @@ def _left_apart(rows: _Rows, of: Int, lane: Int, place: Int, num: Int) -> Bool:
     does not matter how far clocks are apart and drift.
     """
     first, at = numbered(lane, place)
-    places, of_lane, end = Groups(at), lane[first], rows.end[of]
+    places, of_lane, end = RowGroups(at), lane[first], rows.end[of]
     since = np.diff(end, prepend=0)
     follows = ~changes_of(lane, rows.rank[of])
     timed = (places.count() == num[of_lane]) & places.every(follows & rows.is_kind(SYNCHRONISING, of))
@@ -433,7 +433,7 @@ def _left_apart(rows: _Rows, of: Int, lane: Int, place: Int, num: Int) -> Bool:
     return (num > 2) & (all_timed >= OF_FEWEST) & (many >= IN_MANY * all_timed)
 
 
-def _agree(rows: _Rows, of: Int, groups: Groups) -> Bool:
+def _agree(rows: _Rows, of: Int, groups: RowGroups) -> Bool:
     """Whether the rows of one instance do the same to as many bytes.
 
     What a row does not say agrees with anything that has the same name: the first operations of a recording
@@ -449,7 +449,7 @@ def _agree(rows: _Rows, of: Int, groups: Groups) -> Bool:
     return same_kind & ends & (same_bytes | ~groups.every(rows.is_kind([*SAME_BYTES, PAIRED], of)))
 
 
-def _overrun(rows: _Rows, of: Int, groups: Groups) -> tuple[Int, Bool]:
+def _overrun(rows: _Rows, of: Int, groups: RowGroups) -> tuple[Int, Bool]:
     """How far the times of one instance's rows contradict each other, ns, and whether that can be told; at
     most 0 where they do not.
 
@@ -479,7 +479,7 @@ class _Instances(NamedTuple):
 
 
 def _instances(
-    rows: _Rows, of: Int, keys: Int, groups: Groups, reasons: _Reasons, trust_clocks: bool
+    rows: _Rows, of: Int, keys: Int, groups: RowGroups, reasons: _Reasons, trust_clocks: bool
 ) -> _Instances:
     rank, arrival = rows.rank[of], rows.arrival[of]
     members, size, distinct = groups.count(), groups.most(rows.size[of]), groups.distinct(rank)
@@ -517,7 +517,7 @@ def _instances(
     )
 
 
-def _in_turn(rows: _Rows, of: Int, keys: Int, groups: Groups, first: Int) -> Int:
+def _in_turn(rows: _Rows, of: Int, keys: Int, groups: RowGroups, first: Int) -> Int:
     """The instances by first arrival, those that arrive at once by how they are told apart, as text."""
     order = np.argsort(first, kind="stable")
     same = first[order][1:] == first[order][:-1]
@@ -543,7 +543,7 @@ def _split(
     """The rows with what their instance says, and each member's time split at the last arrival."""
     of = np.flatnonzero(keys[:, 0] >= 0)
     _, group = numbered(*keys[of].T)
-    groups = Groups(group)
+    groups = RowGroups(group)
     each = _instances(rows, of, keys, groups, reasons, trust_clocks)
     arrival, end, last = rows.arrival[of], rows.end[of], each.last_arrival[group]
     matched = each.number[group] != NEVER

@@ -219,7 +219,7 @@ def at_most(groups: Int, values: Int, group: Int, query: Int) -> Int:
     return np.searchsorted(known, asked, side="right")
 
 
-class Groups:
+class RowGroups:
     """Rows by a group each, and what each group's rows are together; groups are numbered from 0 on."""
 
     def __init__(self, of: Int) -> None:
