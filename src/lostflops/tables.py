@@ -65,8 +65,7 @@ PRECISION = pl.Enum(PRECISIONS)
 PHASE = pl.Enum(PHASES)
 DIRECTION = pl.Enum(DIRECTIONS)
 HOST_MEMORY_KIND = pl.Enum(HOST_MEMORY)
-STEP_SOURCE = pl.Enum(STEP_SOURCES)
-LEFT_OUT = pl.Enum(LEFT_OUT_BECAUSE)
+STEP_SOURCE, LEFT_OUT = pl.Enum(STEP_SOURCES), pl.Enum(LEFT_OUT_BECAUSE)
 NAME = pl.Categorical()
 # What a CUDA graph is called that was recorded as a whole.
 UNLISTED_GRAPH = "CUDA graph (contents not recorded)"

@@ -142,7 +142,7 @@ class _Rows:
         sends, pair = (named == "send")[own_kind], np.isin(named, PAIR)[own_kind]
         groups, group = by_name(given["group"])
         no_group = given["group"].is_null().to_numpy()
-        # RowGroups count by what they are called. What is in none is in that of all ranks; a send need not be.
+        # Groups count by what they are called. What is in none is in that of all ranks; a send need not be.
         texts = list(dict.fromkeys([WORLD, *groups]))
         number_of = {name: number for number, name in enumerate(texts)}
         text = np.array([number_of[name] for name in groups], np.int64)[group]
