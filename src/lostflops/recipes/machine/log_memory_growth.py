@@ -75,22 +75,42 @@ def _log(*held: int, name: str = "resident") -> list[dict[str, Any]]:
                 | {"per_step": 4, "steady": False}
             ],
         ),
+        Example(
+            "what is added while steps are recorded is the profiler's",
+            given={
+                "step_log": [
+                    row | {"recorded": row["step"] in (6, 7), "resident": row["resident"] + more}
+                    for row, more in zip(_log(*[30] * 12), [0, 0, 0, 40, 80, *[70] * 7], strict=True)
+                ]
+            },
+            expect=[
+                {"rank": 1, "memory": "host", "samples": 10, "first": 30, "last": 30, "steps": 8}
+                | {"per_step": 0, "steady": False}
+            ],
+        ),
         Example("too few samples", given={"step_log": _log(10, 20, 30, 40, 50, 60, 70, 80)}, expect=[]),
     ],
 )
 def step_log_memory_growth(step_log: StepLog) -> pl.LazyFrame:
     """Compare what each rank holds early and late in its log.
 
-    What grows all the time ends in swapping or out of memory, however fast the recorded steps were.
+    What grows all the time ends in swapping or out of memory, however fast the recorded steps were. What
+    recording steps in full adds is the profiler's, and left out.
     """
+    recorded = pl.col("recorded").fill_null(False)
+    windows = recorded.cast(pl.Int64).cum_sum().over("rank", order_by="step")
+    steps = step_log.with_columns(_recorded=recorded, _windows=windows)
     lanes = [
-        step_log.select("rank", "step", held=name, memory=pl.lit(memory)) for name, memory in KINDS.items()
+        steps.select("rank", "step", "_recorded", "_windows", held=name, memory=pl.lit(memory))
+        for name, memory in KINDS.items()
     ]
     of = ["rank", "memory"]
+    more = pl.when(pl.col("_windows").diff() == 0).then(pl.col("held").diff()).otherwise(0).cum_sum().over(of)
     samples = (
         pl.concat(lanes)
-        .filter(pl.col("step") >= WARM_UP, pl.col("held").is_not_null())
+        .filter(pl.col("step") >= WARM_UP, pl.col("held").is_not_null(), ~pl.col("_recorded"))
         .sort(*of, "step", "held")
+        .with_columns(held=pl.col("held").first().over(of) + more)
         .with_columns(_third=(pl.int_range(pl.len()) * 3 // pl.len()).over(of))
     )
     held = [pl.col("held").filter(pl.col("_third") == third).median() for third in range(3)]
