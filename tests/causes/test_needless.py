@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -128,7 +129,7 @@ def test_what_is_computed_by_choice_comes_behind_faults_of_some_size() -> None:
     faults = [finding("large", "x", 5), finding("small", "y", 4)]
     ledger = pl.DataFrame(EVEN, ["rank", "step", "account", "ns"], orient="row")
     known = Given(
-        {"x": type("A", (), {"findings": tuple(faults), "table": pl.DataFrame()})()},  # pyright: ignore
+        {"x": SimpleNamespace(findings=tuple(faults), table=pl.DataFrame())},  # pyright: ignore
         ledger.with_columns(pl.col("ns") * MS, start=1000 * pl.col("step")),
         on_host=True, again=again, fp32_products=products(200 * MS, 10),
     )  # fmt: skip

@@ -18,8 +18,13 @@ LAUNCH, READS, TRANSFER = (0, 10 * MS), (10 * MS + GAP, 90 * MS), 5 * MS
 GOES_ON = READS[0]
 
 
-def rank(ends: list[list[int]], *, names: tuple[str, str] = ("launch", "reads")) -> RankOperations:
-    """One thread's steps; in each, transfers that end `ends` ns after the gap begins its step."""
+def rank(
+    ends: list[list[int]], *, names: tuple[str, str] = ("launch", "reads"), called: bool = False
+) -> RankOperations:
+    """One thread's steps; in each, transfers that end `ends` ns after the gap begins its step.
+
+    Where they are `called`, the first operation of a step began them.
+    """
     host, device = list[dict[str, object]](), list[dict[str, object]]()
     for step, those in enumerate(ends):
         at = step * PERIOD
@@ -28,6 +33,7 @@ def rank(ends: list[list[int]], *, names: tuple[str, str] = ("launch", "reads"))
         for lane, end in enumerate(those):
             device.append(
                 {"start": at + TRANSFER + lane, "end": at + end, "name": "gloo:all_reduce", "lane": lane}
+                | ({"call": 2 * step} if called else {})
             )
     rows = pl.DataFrame(
         [{**dict.fromkeys(DEVICE), "call": NONE, **row} for row in device],
@@ -74,3 +80,14 @@ def test_a_transfer_that_begins_in_the_gap_explains_it_only_where_it_ends_with_i
     late = found.device.with_columns(start=pl.col("start") + 20 * MS)
     moved = RankOperations(0, True, found.host, late, found.steps, (1,))
     assert waits(moved) == [NONE] * 4
+
+
+@pytest.mark.parametrize("called", [True, False])
+@pytest.mark.parametrize("name", ["c10d::barrier", "c10d::allreduce_"])
+def test_a_thread_waits_for_the_barrier_that_it_began_however_late_it_goes_on(
+    name: str, called: bool
+) -> None:
+    """It went on 6 ms after the barrier: a replay without what another rank did gained nothing."""
+    ends = [GOES_ON - 6 * MS, 20 * MS, READS[1] + MS]
+    told = [*ends[:2], NONE] if called and name == "c10d::barrier" else [NONE] * 3
+    assert waits(rank([[end] for end in ends], names=(name, "reads"), called=called)) == told

@@ -144,9 +144,10 @@ def _asked(finding: Finding, given: Given, edits: Mapping[str, str]) -> Finding:
     """The finding with the edit that removes it: of a late rank, that it is as the others."""
     if finding.edit:
         return replace(finding, edit="") if finding.edit == NO_EDIT else finding
-    if finding.rank is not None and finding.name != SLOW_LINK:
-        return replace(finding, edit=f"even-ranks:{finding.rank}")
     edit = edits.get(finding.name, "")
+    paused = _is_fault(finding) and finding.name != ARRIVES and edit
+    if finding.rank is not None and finding.name != SLOW_LINK and not paused:
+        return replace(finding, edit=f"even-ranks:{finding.rank}")
     return finding if given.on_host and edit in OF_DEVICES else replace(finding, edit=edit)
 
 

@@ -76,9 +76,14 @@ def _disappoints(finding: Finding) -> bool:
 
 
 def _worth(finding: Finding) -> int:
-    """What a replay gains without its cause, ns; what it costs, where none knows or it gains more."""
+    """What a replay gains without its cause, ns; what it costs, where none knows or it gains more.
+
+    One that may gain all of it or lose does not know.
+    """
     gain = finding.predicted
-    return finding.size if gain is None or gain.refused else min(finding.size, max(0, gain.ns))
+    if gain is None or gain.refused or (gain.low_ns < 0 and gain.high_ns >= finding.size):
+        return finding.size
+    return min(finding.size, max(0, gain.ns))
 
 
 def _with(finding: Finding, gain: PredictedGain, mean_step: float) -> Finding:

@@ -7,6 +7,7 @@ side: the thread is woken late, or it has gone on before the transfer's own thre
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 
 from .device import DeviceRows
 from .operations import NONE, Flags, Int, RankOperations
@@ -14,6 +15,7 @@ from .order import last_to_end
 
 WAITED_AT_LEAST, RETURNS_WITHIN = 50_000, 500_000  # ns before and after what is waited for ends
 LATE, LATEST = 0.1, 5_000_000  # share of a gap, and ns at most, by which it may miss its transfer's end
+BARRIER = "c10d::barrier"
 MOSTLY = 0.5  # of a place's gaps that end with a transfer, from which on all of them wait for one
 
 
@@ -73,7 +75,19 @@ def _before(rank: RankOperations, rows: DeviceRows, order: Int, gaps: Int, previ
     wide = np.where((wide == NONE) & (after != NONE) & (early <= missed), after, wide)
     at_place = _mostly(rank, gaps, previous, wide != NONE)
     any_time = np.where((wide == NONE) & under_way, in_it, wide)
-    return np.where(at_place, any_time, near)
+    found = np.where(at_place, any_time, near)
+    own = _own_barrier(rank, rows, previous)
+    ended_in_it = (own != NONE) & (rows.end[own] >= earliest) & (rows.end[own] <= until)
+    return np.where(ended_in_it, own, found)
+
+
+def _own_barrier(rank: RankOperations, rows: DeviceRows, calls: Int) -> Int:
+    """The barrier that each of these calls began, which waits for it however late its thread goes on."""
+    begun = np.full(rank.host.height, NONE, np.int64)
+    has = np.flatnonzero(rows.call != NONE)
+    begun[rows.call[has]] = has
+    named = rank.host["name"].cast(pl.String).eq(BARRIER).fill_null(False).to_numpy()
+    return np.where(named[calls], begun[calls], NONE)
 
 
 def _mostly(rank: RankOperations, gaps: Int, previous: Int, is_wait: Flags) -> Flags:
