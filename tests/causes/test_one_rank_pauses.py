@@ -42,7 +42,7 @@ def test_a_replay_that_may_gain_all_or_lose_leaves_a_cause_in_its_place(
 )
 def test_what_one_rank_pauses_for_is_what_a_replay_takes_away(name: str, account: str, edit: str) -> None:
     """A late rank made like the others has less to compute, too: more than its checkpoint."""
-    fault = finding(name, account, 9, rank=1)
+    fault = finding(name, account, 9, rank=1, recipe="x" if name == "x" else "idle_summary")
     ledger = pl.DataFrame(EVEN, ["rank", "step", "account", "ns"], orient="row")
     answers: Any = {"x": SimpleNamespace(findings=(fault,), table=pl.DataFrame())}
     (found,) = findings(Given(answers, ledger.with_columns(pl.col("ns") * MS, start=1000 * pl.col("step"))))
