@@ -14,8 +14,8 @@ from by_hand import EVEN, MS, finding, page
 from lostflops.causes import findings
 from lostflops.causes.given import Given
 from lostflops.causes.needless.again import computes_again
-from lostflops.causes.needless.fp32 import multiplies_in_fp32
-from lostflops.recipes.needless.fp32_products import FP32_PRODUCTS, fp32_products
+from lostflops.causes.needless.products import multiplies_slowly
+from lostflops.recipes.needless.products import SLOW_PRODUCTS, slow_products
 from lostflops.recipes.needless.run_again import RUN_AGAIN, run_again
 from lostflops.replay.edits.on_host.again import computed_again
 from made_runs import made
@@ -98,7 +98,7 @@ def test_activations_computed_again_are_told_where_memory_has_room(
 
 
 def products(ns: int, calls: int) -> pl.DataFrame:
-    return pl.DataFrame([("aten::mm", ns, calls)], FP32_PRODUCTS, orient="row")
+    return pl.DataFrame([("fp32", "aten::mm", ns, calls)], SLOW_PRODUCTS, orient="row")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def products(ns: int, calls: int) -> pl.DataFrame:
 )
 def test_products_in_fp32_are_told_without_a_size(ms: int, calls: int, on_host: bool, told: bool) -> None:
     """Half of four windows of 100 ms, in products of 100 µs each; what bf16 gains is not known."""
-    found = page(join=multiplies_in_fp32, fp32_products=products(ms * MS, calls), on_host=on_host)
+    found = page(join=multiplies_slowly, slow_products=products(ms * MS, calls), on_host=on_host)
     assert [one.claim for one in found] == [
         "Matrix products in fp32 are 50.0 % of a step, and this CPU multiplies bf16."
     ] * told
@@ -117,11 +117,23 @@ def test_products_in_fp32_are_told_without_a_size(ms: int, calls: int, on_host: 
     )
 
 
-@pytest.mark.parametrize(("units", "rows"), [("amx_bf16", [("aten::mm", 154, 6)]), (None, [])])
+def test_products_in_fp64_are_told_on_any_cpu(tmp_path: Path) -> None:
+    trace = run(tmp_path)
+    doubles = trace.table("operators").collect().with_columns(pl.lit('["double","double"]').alias("dtypes"))
+    rows = [row | {"phase": row["phase"]} for row in doubles.filter(name="aten::mm").to_dicts()]
+    told = made(tmp_path / "double", {"ranks": [{"device_kind": "cpu"}], "steps": STEPS, "operators": rows})
+    found = slow_products(told, COUNTED)
+    assert found.rows() == [("fp64", "aten::mm", 154, 6)]
+    of_step = found.with_columns(pl.col("ns") * 2 * MS)
+    (one,) = page(join=multiplies_slowly, slow_products=of_step, on_host=True)
+    assert (one.name, one.claim) == ("fp64-on-cpu", "Matrix products in fp64 are 77.0 % of a step.")
+
+
+@pytest.mark.parametrize(("units", "rows"), [("amx_bf16", [("fp32", "aten::mm", 154, 6)]), (None, [])])
 def test_products_count_where_every_cpu_is_known_to_multiply_bf16(
     tmp_path: Path, units: str | None, rows: Sequence[Any]
 ) -> None:
-    assert fp32_products(run(tmp_path, bf16_units=units), COUNTED).rows() == rows
+    assert slow_products(run(tmp_path, bf16_units=units), COUNTED).rows() == rows
 
 
 def test_what_is_computed_by_choice_comes_behind_faults_of_some_size() -> None:
@@ -131,7 +143,7 @@ def test_what_is_computed_by_choice_comes_behind_faults_of_some_size() -> None:
     known = Given(
         {"x": SimpleNamespace(findings=tuple(faults), table=pl.DataFrame())},  # pyright: ignore
         ledger.with_columns(pl.col("ns") * MS, start=1000 * pl.col("step")),
-        on_host=True, again=again, fp32_products=products(200 * MS, 10),
+        on_host=True, again=again, slow_products=products(200 * MS, 10),
     )  # fmt: skip
     assert [one.name for one in findings(known)] == [
         "large", "activations-computed-again", "fp32-on-cpu", "small",

@@ -399,19 +399,31 @@ def test_a_backward_pass_that_stops_for_all_reduces_is_told_so(times: int, compu
     assert found.next.startswith("Let the backward pass go on") is told and (found.remedies == ()) is told
 
 
-def test_computing_between_the_first_and_the_last_exposed_operation_is_what_stops_it() -> None:
+def test_computing_between_all_reduces_is_what_stops_the_backward_pass(tmp_path: Path) -> None:
+    """A job with one all-reduce of gradients was told that its backward pass stops 41 times for them."""
     rows = [
         (0, step, 100 * step + start, 100 * step + end, account)
         for step in (0, 1, 2)
         for start, end, account in (
             (0, 10, "compute"), (10, 20, BARE_TIME), (20, 27, "compute"), (27, 30, None),
-            (30, 31, "compute"), (31, 40, "communication.wait"), (40, 60, "compute"),
+            (30, 31, BARE_TIME), (31, 40, "compute"), (40, 45, BARE_TIME), (45, 60, "compute"),
+            (60, 70, BARE_TIME), (70, 99, "compute"),
         )
     ]  # fmt: skip
-    runs = pl.DataFrame(rows, ["rank", "step", "start", "end", "account"], orient="row")
+    sent = [
+        {"start": 100 * step + start, "end": 100 * step + end, "kind": kind, "bytes_in": size}
+        for step in (0, 1, 2)
+        for start, end, kind, size in (
+            (10, 20, "all-reduce", 800), (12, 18, "all-reduce", 80), (30, 31, "all-reduce", 8),
+            (40, 45, "all-reduce", 800), (60, 70, "all-gather", 800),
+        )
+    ]  # fmt: skip
+    trace = made(tmp_path, {"ranks": [{}], "collectives": sent})
+    types = {"rank": pl.Int32, "step": pl.Int64, "start": pl.Int64, "end": pl.Int64, "account": pl.String}
+    runs = pl.DataFrame(rows, types, orient="row")
     counted = runs.select("rank", "step").unique().filter(pl.col("step") > 0)
-    assert Exposed(None, runs, counted).stops() == {"times": 4, "computed": 16}  # pyright: ignore
-    assert Exposed(None, None, counted).stops() == {}  # pyright: ignore
+    assert Exposed(trace, runs, counted).stops() == {"times": 2, "computed": 2 * (7 + 9)}
+    assert Exposed(trace, None, counted).stops() == {}
 
 
 def test_operations_of_no_known_group_are_told_apart_by_their_streams(tmp_path: Path) -> None:

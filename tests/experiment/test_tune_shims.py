@@ -20,7 +20,7 @@ from lostflops.experiment.tune import changes, reasons
 from lostflops.experiment.tune.changes import JobFacts
 from lostflops.experiment.tune.injected.lostflops_tuner import activations, gradients, logs
 from lostflops.finding import Finding, PredictedGain
-from lostflops.recipes.needless.fp32_products import FP32_PRODUCTS
+from lostflops.recipes.needless.products import SLOW_PRODUCTS
 from lostflops.session import Skipped
 
 MIB = 1 << 20
@@ -196,8 +196,12 @@ def reasons_of(*findings: Finding, again: list[int] | None = None, on_host: bool
 def test_what_the_page_says_of_compute_is_a_reason_with_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Finding("activations-computed-again", "Again.", "at most", (), "", ns_per_step=40)
     fp32 = Finding("fp32-on-cpu", "In fp32.", "unknown", (), "", remedies=("bf16-on-cpu",))
-    spent = pl.DataFrame([("aten::mm", 150, 1), ("aten::addmm", 51, 1)], FP32_PRODUCTS, orient="row")
-    monkeypatch.setattr(reasons, "fp32_products", lambda trace, counted: spent)
+    spent = pl.DataFrame(
+        [("fp32", "aten::mm", 150, 1), ("fp32", "aten::addmm", 51, 1), ("fp64", "aten::mm", 9, 1)],
+        SLOW_PRODUCTS,
+        orient="row",
+    )
+    monkeypatch.setattr(reasons, "slow_products", lambda trace, counted: spent)
     other = Finding("x", "X.", "at most", (), "", ns_per_step=90)
     first, second = reasons_of(other, fp32, again)
     assert first == again

@@ -22,6 +22,7 @@ from .copies import join_copies
 from .declared import (
     AGAIN,
     FP32_ON_CPU,
+    FP64_ON_CPU,
     MADE,
     NO_EDIT,
     OF_DEVICES,
@@ -41,7 +42,7 @@ from .idle.checkpoint import held_up_by_staging
 from .idle.occurrence import on_some_ranks, told_once
 from .names import BUBBLE, for_makers
 from .needless.again import computes_again
-from .needless.fp32 import multiplies_in_fp32
+from .needless.products import multiplies_slowly
 from .on_device.casts import casts_weights
 from .on_device.loss import loss_takes_long
 from .page_findings import PageFindings
@@ -83,7 +84,11 @@ TURNS = (
     "(`torch.distributed.pipelining`), or give each a process of its own and shard the model (FSDP2)."
 )
 HANDING_OVER = 500_000  # ns: a queue between processes, and the pinning of a batch
-CHOSEN = (AGAIN.name, FP32_ON_CPU.name)  # what a job computes by choice: faults of some size come first
+CHOSEN = (
+    AGAIN.name,
+    FP32_ON_CPU.name,
+    FP64_ON_CPU.name,
+)  # what a job computes by choice: faults of some size come first
 FAULT_OF_SOME_SIZE = 0.05  # of the step
 FAULT_FROM = 0.03  # of the step, from which on a fault comes before waiting that has no cause of its own
 
@@ -99,7 +104,7 @@ def findings(given: Given) -> tuple[Finding, ...]:
     loss_takes_long(page)
     casts_weights(page)
     computes_again(page)
-    multiplies_in_fp32(page)
+    multiplies_slowly(page)
     _tensors_in_both(page)
     page.take(*SAID_IN_NOTES)
     if given.on_host:  # an operator of the job's own computes, and is nothing to report

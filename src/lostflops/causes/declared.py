@@ -113,6 +113,13 @@ FP32_ON_CPU = Made(
     Verdict("Bound by fp32 on the CPU", "matrix products in fp32"),
     also=("bf16-on-cpu",),
 )
+FP64_ON_CPU = Made(
+    "fp64-on-cpu",
+    "Matrix products in fp64 are 84.0 % of a step.",
+    (),
+    Verdict("Bound by fp64 on the CPU", "matrix products in fp64"),
+    also=("no-float64",),
+)
 PROFILER = Made(
     "profiler-at-work",
     "The GPU idles 2.02 ms per step (14.2 %) while the profiler itself works: `Buffer Flush`.",
@@ -142,6 +149,7 @@ MADE: Mapping[str, Made] = {
         CASTS,
         AGAIN,
         FP32_ON_CPU,
+        FP64_ON_CPU,
         PROFILER,
         PACE,
     )

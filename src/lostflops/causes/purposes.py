@@ -143,18 +143,28 @@ class Exposed:
         return int(bare.select(pl.col("exposed").sum()).collect().item())
 
     def stops(self) -> dict[str, int]:
-        """How often it follows on computing (`times`), and how long that takes between the first and the last
-        of it in a step (`computed`, ns)."""
-        if self.runs is None or self.counted.is_empty():
+        """How many all-reduces are followed by computing before the next of their step (`times`), and how
+        long that takes (`computed`, ns); those of one number are none."""
+        table = self.trace.table("collectives")
+        if table is None or self.runs is None or self.counted.is_empty():
             return {}
-        at, took = ["rank", "step"], pl.col("end") - pl.col("start")
-        account = pl.col("account").cast(pl.String)
-        sends, computes = account.str.starts_with("communication"), account == "compute"
-        here = self.runs.filter(sends | computes).join(self.counted, on=at, how="semi").sort(*at, "start")
-        begins = pl.col("start").filter(sends)
-        between = pl.col("start").is_between(begins.min().over(at), begins.max().over(at))
-        after = sends & computes.shift(1, fill_value=False).over(at)
-        times, computed = here.select(after.sum(), took.filter(computes & between).sum().alias("took")).row(0)
+        at, account = ["rank", "step"], pl.col("account").cast(pl.String)
+        here = self.runs.join(self.counted, on=at, how="semi")
+        windows = here.group_by(at).agg(pl.col("start").min(), until=pl.col("end").max()).sort("start")
+        reduces = (pl.col("kind").cast(pl.String) == "all-reduce") & (pl.col("bytes_in") > ONE_NUMBER)
+        gaps = (
+            table.filter(reduces)
+            .select("rank", "start", "end")
+            .sort("start")
+            .join_asof(windows.lazy(), on="start", by="rank", check_sortedness=False)
+            .filter(pl.col("start") < pl.col("until"))
+            .sort(*at, "start")
+            .select("rank", start=pl.col("end").cum_max().over(at), end=pl.col("start").shift(-1).over(at))
+            .filter(pl.col("end") > pl.col("start"))
+        )
+        computes = intervals.union(here.filter(account == "compute").lazy(), ["rank"])
+        each = intervals.inside(gaps, computes, {"computed": pl.lit(True)}).filter(pl.col("computed") > 0)
+        times, computed = each.select(pl.len(), pl.col("computed").sum()).collect().row(0)
         return {"times": int(times), "computed": int(computed)}
 
     @cached_property

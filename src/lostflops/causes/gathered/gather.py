@@ -47,7 +47,7 @@ from lostflops.recipes.idle.made_tensors import MADE, made_on_cpu
 from lostflops.recipes.idle.read_values import computed_to_be_read, reads_after_passes, reads_values
 from lostflops.recipes.idle.updates import UPDATES, in_updates
 from lostflops.recipes.layout.micro_batches import alike, micro_batches
-from lostflops.recipes.needless.fp32_products import FP32_PRODUCTS, fp32_products
+from lostflops.recipes.needless.products import SLOW_PRODUCTS, slow_products
 from lostflops.recipes.needless.run_again import RUN_AGAIN, run_again
 from lostflops.recipes.operators.loss_work import LOSSES, loss_work
 from lostflops.recipes.operators.weight_casts import CASTS, weight_casts
@@ -193,9 +193,9 @@ def gather(
         casts=on_device("casts", CASTS, weight_casts),
         again=again,
         memory_peak=_memory_peak(session) if again.height and not on_host else 0.0,
-        fp32_products=folded("fp32_products", FP32_PRODUCTS, lambda: fp32_products(trace, counted))
+        slow_products=folded("slow_products", SLOW_PRODUCTS, lambda: slow_products(trace, counted))
         if on_host
-        else FP32_PRODUCTS.to_frame(),
+        else SLOW_PRODUCTS.to_frame(),
         launches_beside=0 if on_host else total("launches_beside", two_threads),
         saving=folded("saving", SAVING, lambda: _saving_beside(trace, session, ledger)),
         in_async=folded(

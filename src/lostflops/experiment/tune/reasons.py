@@ -12,7 +12,7 @@ import polars as pl
 
 from lostflops.causes.declared import AGAIN, FP32_ON_CPU
 from lostflops.finding import Finding, milliseconds, percent
-from lostflops.recipes.needless.fp32_products import fp32_products
+from lostflops.recipes.needless.products import FP32, slow_products
 from lostflops.report.first_page.page import Page
 from lostflops.session import Session, Skipped
 from lostflops.store.trace import Trace
@@ -40,7 +40,7 @@ def reasons(found: Page, trace: Trace, session: Session) -> Iterator[Finding]:
             predicted=session.predicted([NO_RECOMPUTE]).get(NO_RECOMPUTE),
         )
     if products := told.get(FP32_ON_CPU.name):
-        spent = int(fp32_products(trace, found.counted)["ns"].sum())
+        spent = int(slow_products(trace, found.counted).filter(precision=FP32)["ns"].sum())
         yield replace(products, gain="at most", ns_per_step=spent // max(1, found.counted.height))
 
 

@@ -144,7 +144,7 @@ def _row(step: int, core_wait: int) -> dict[str, object]:
 @step_log_core_waits.finding(
     name="waits-for-a-core",
     also=("cpu-threads", "omp-wait-policy"),
-    verdict=Verdict("Short of processor cores", "waiting for one"),
+    verdict=Verdict("Short of processor cores", "waiting for a processor core"),
     examples=[
         Shows(
             "the thread waits 9 and 11 of 40 ms",
