@@ -88,6 +88,7 @@ CHECKPOINT_LOGGING = Account(
                 "checkpoint save",
                 "checkpoint.save",
                 "torch.save",
+                "safetensors.save_",
                 "save_model",
                 "wandb",
                 "tensorboard",

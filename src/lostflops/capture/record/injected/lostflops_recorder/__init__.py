@@ -20,6 +20,7 @@ HOOKS = {
     "torch.autograd.profiler": "profiler",
     "torch.serialization": "saving",
     "torch.distributed.checkpoint.state_dict_saver": "saving",
+    "safetensors.torch": "safetensors",
     "deepspeed.runtime.engine": "deepspeed",
     "transformers.trainer": "trainer",
     "pytorch_lightning.loops.optimization.automatic": "lightning",

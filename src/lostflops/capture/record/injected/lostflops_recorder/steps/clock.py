@@ -246,13 +246,17 @@ def _exception() -> dict[str, str]:
 CLOCK = Clock()
 
 
+NESTED: dict[str, threading.local] = {}
+
+
 def timed(account: str, function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
-    """`function`, with the time of its outermost calls added to an account of the running step.
+    """`function`, with the time of its outermost calls added to an account of the running step: one within
+    another function that adds to the same account is no outermost call.
 
     Only what the main thread calls, or the one that ends steps: on others it runs beside the step. With a
     name they are ranges of recorded steps.
     """
-    nested = threading.local()
+    nested = NESTED.setdefault(account, threading.local())
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         if not CLOCK.on or getattr(nested, "inside", False):

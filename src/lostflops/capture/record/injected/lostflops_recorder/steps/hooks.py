@@ -123,6 +123,14 @@ def saving(module: Any) -> None:
     module.save = functools.wraps(module.save)(timed("checkpoint", module.save, name))
 
 
+def safetensors(module: Any) -> None:
+    """Weights that go to a file."""
+    for name in ("save_file", "save_model"):
+        inner = getattr(module, name, None)
+        if inner is not None:
+            setattr(module, name, functools.wraps(inner)(timed("checkpoint", inner, f"safetensors.{name}")))
+
+
 def profiler(module: Any) -> None:
     """Know of every profiler session of this process: two at once end in lost traces or a crash."""
     session = module.profile
@@ -150,8 +158,14 @@ def deepspeed(module: Any) -> None:
 
 
 def trainer(module: Any) -> None:
-    """transformers' Trainer logs the loss of the step that has just ended, or the mean since it last did."""
+    """transformers' Trainer logs the loss of the step that has just ended, or the mean since it last did.
+
+    A checkpoint of its is more than what `torch.save` writes: the weights go to safetensors.
+    """
     cls = module.Trainer
+    if hasattr(cls, "_save_checkpoint"):
+        saves = timed("checkpoint", cls._save_checkpoint, "Trainer.save_checkpoint")
+        cls._save_checkpoint = functools.wraps(cls._save_checkpoint)(saves)
     inner = cls.log
 
     @functools.wraps(inner)

@@ -1,0 +1,60 @@
+"""What counts as saving a checkpoint: the Trainer's own, and weights that go to safetensors."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lostflops.capture.record.injected.lostflops_recorder import HOOKS
+from lostflops.capture.record.injected.lostflops_recorder.steps import clock, hooks
+
+WRITES = 0.005  # s
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Any:
+    counted = SimpleNamespace(on=True, window=None, thread=0, checkpoint=0, logged=lambda loss: None)
+    monkeypatch.setattr(clock, "CLOCK", counted)
+    monkeypatch.setattr(clock, "NESTED", {})
+    return counted
+
+
+def writes(*args: object) -> tuple[object, ...]:
+    time.sleep(WRITES)
+    return args
+
+
+def test_a_checkpoint_of_the_trainer_counts_once_with_all_that_it_writes(counting: Any) -> None:
+    """Weights that went to safetensors were idle time without a reason."""
+    tensors = SimpleNamespace(save_file=writes)
+    torch = SimpleNamespace(__name__="torch.serialization", save=writes)
+    hooks.safetensors(tensors)
+    hooks.saving(torch)
+
+    class Trainer:
+        def log(self, logs: object) -> object:
+            return logs
+
+        def _save_checkpoint(self, model: object) -> object:
+            return writes(), tensors.save_file(model), torch.save("optimizer")
+
+    hooks.trainer(SimpleNamespace(Trainer=Trainer))
+    begun = time.monotonic_ns()
+    assert Trainer()._save_checkpoint("model") == ((), ("model",), ("optimizer",))
+    took = time.monotonic_ns() - begun
+    assert 3 * WRITES * 1e9 <= counting.checkpoint <= took
+    tensors.save_file("more")
+    assert counting.checkpoint >= 4 * WRITES * 1e9
+
+
+def test_an_older_trainer_or_safetensors_lacks_what_is_counted(counting: Any) -> None:
+    class Trainer:
+        def log(self, logs: object) -> object:
+            return logs
+
+    hooks.trainer(SimpleNamespace(Trainer=Trainer))
+    hooks.safetensors(SimpleNamespace())
+    assert not hasattr(Trainer, "_save_checkpoint") and "safetensors.torch" in HOOKS
