@@ -51,7 +51,7 @@ def in_evaluations(trace: Trace, stretches: pl.DataFrame | None, counted: pl.Dat
         return EVALUATIONS.to_frame()
     length = pl.col("end") - pl.col("start")
     host = spans.group_by("rank", "step").agg(ns=length.sum())
-    inside = spans.select("rank", "start", "end").lazy()
+    inside = spans.select("rank", "start", "end").sort("rank", "start").lazy()
     idle = intervals.inside(
         stretches.join(counted, on=["rank", "step"], how="semi").lazy(), inside, {"ns": pl.lit(True)}
     )
