@@ -89,7 +89,17 @@ def test_an_evaluation_of_the_job_s_own_is_told_by_its_function(tmp_path: Path) 
     assert "`evaluate` (train.py:60)" in one.next and "eval_steps" not in one.next
     saved = step_of(tmp_path / "with") - step_of(recorded(tmp_path / "without", replace(job, after=None)))
     assert abs(saved - one.size) < 0.01 * saved and saved <= one.ns_per_step < 1.5 * saved
-    assert "host-busy-elsewhere" not in found
+    assert "host-busy-elsewhere" not in found and "no_grad" not in one.next
+
+
+def test_an_evaluation_with_gradients_on_is_to_run_without(tmp_path: Path) -> None:
+    def with_gradients(step: EagerStep) -> None:
+        with step.frames("train.py(60): evaluate"):
+            step.forward()
+            step.item()
+
+    job = Eager(gemm_us=40, layers=6, after=with_gradients, stacks=True, host_us=8)
+    assert why(tmp_path, job)["evaluation-inside-step"].next.startswith("Run it under `torch.no_grad()`")
 
 
 def test_a_function_that_is_called_so_and_runs_no_model_is_none(tmp_path: Path) -> None:

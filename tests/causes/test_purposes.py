@@ -357,6 +357,7 @@ def test_reductions_in_the_first_part_of_a_step_may_be_of_layers_where_no_passes
     (finding,) = (f for f in page.findings if f.name == "communication-exposed")
     assert any("all-reduces of gradients" in fact for fact in finding.evidence) == told
     assert any("of gradients or of layers" in fact for fact in finding.evidence) != told
+    assert finding.next.startswith("If they are of gradients, ") != told
 
 
 def test_what_counts_for_a_late_rank_is_told_where_the_operations_hold_it() -> None:

@@ -36,6 +36,11 @@ NOT_HERE = (
     "ranks that are not here, or not whole, may be late. Record all before making communication faster."
 )
 SEND_LESS = "Send less: over more micro-batches of each step, or among the GPUs of a node (hybrid sharding)."
+# What all-reduces ask for of which nothing tells whether they are of gradients or of layers.
+OF_EITHER = (
+    "If they are of gradients, send them less often: over more micro-batches of each step. If they are of "
+    "layers (tensor parallelism), keep the ranks that share a layer in one node."
+)
 SMALL = "collectives-small"
 NETWORK = (SMALL, "communication-slower-than-measured")
 # The next operation needs what each of them brings, so no two can be sent as one; or no bucket holds them.
@@ -98,6 +103,9 @@ def exposed_communication(
         base = replace(base, doubt=" ".join(filter(None, (base.doubt, late))))
     if passing := _past_slow_links(page, moving + waited):
         base = replace(base, doubt=" ".join(filter(None, (base.doubt, passing))))
+    untold_use = tuple(_of_unknown_use(given))
+    if untold_use:
+        base = replace(base, next=OF_EITHER, remedies=())
     told = made_of(
         replace(
             base,
@@ -109,7 +117,7 @@ def exposed_communication(
                 *_one_comes_last(page),
                 # These count the waiting that has a finding of its own.
                 *exposed_for(given),
-                *_of_unknown_use(given),
+                *untold_use,
                 *_waited_in_them(awaited, moving + waited),
                 *((untold,) if untold else ()),
                 *_side_by_side(page, base, moving + waited, delayed, awaited),
