@@ -29,8 +29,8 @@ OWN = (
     "batches."
 )
 WITHOUT_GRADIENTS = (
-    "Run it under `torch.no_grad()`, or `torch.inference_mode()`: autograd keeps its activations for a backward "
-    "pass that does not follow."
+    "Run it under `torch.no_grad()`, or `torch.inference_mode()`: autograd keeps its activations for a "
+    "backward pass that does not follow."
 )
 
 

@@ -117,7 +117,7 @@ def _of_its_own(
 
 
 def _kept_for_nothing(trace: Trace, spans: pl.DataFrame) -> pl.DataFrame:
-    """How long operators in these spans take that autograd numbers; nothing where a backward pass uses one."""
+    """How long operators in these spans take that autograd numbers; nothing where one of them goes back."""
     operators = trace.table("operators")
     if operators is None:
         return EVALUATIONS.to_frame()
