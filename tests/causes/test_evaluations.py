@@ -6,12 +6,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import eager_jobs
 import lostflops
 from eager_jobs import Eager, EagerStep, recorded, step_of
 from lostflops.finding import Finding
+from lostflops.recipes.idle.evaluations import in_evaluations
+from made_runs import made
 
 TRAINER = "transformers/trainer.py"
 
@@ -86,7 +89,17 @@ def test_an_evaluation_of_the_job_s_own_is_told_by_its_function(tmp_path: Path) 
     assert "`evaluate` (train.py:60)" in one.next and "eval_steps" not in one.next
     saved = step_of(tmp_path / "with") - step_of(recorded(tmp_path / "without", replace(job, after=None)))
     assert abs(saved - one.size) < 0.01 * saved and saved <= one.ns_per_step < 1.5 * saved
-    assert "host-busy-elsewhere" not in found
+    assert "host-busy-elsewhere" not in found and "no_grad" not in one.next
+
+
+def test_an_evaluation_with_gradients_on_is_to_run_without(tmp_path: Path) -> None:
+    def with_gradients(step: EagerStep) -> None:
+        with step.frames("train.py(60): evaluate"):
+            step.forward()
+            step.item()
+
+    job = Eager(gemm_us=40, layers=6, after=with_gradients, stacks=True, host_us=8)
+    assert why(tmp_path, job)["evaluation-inside-step"].next.startswith("Run it under `torch.no_grad()`")
 
 
 def test_a_function_that_is_called_so_and_runs_no_model_is_none(tmp_path: Path) -> None:
@@ -122,6 +135,31 @@ def test_what_only_has_its_name_is_no_evaluation_of_the_trainer(tmp_path: Path) 
     told = why(tmp_path / "ours", ours)["evaluation-inside-step"]
     assert told.claim.startswith("`evaluate` runs") and "eval_steps" not in told.next
     assert "evaluation-inside-step" not in why(tmp_path / "healthy", job)
+
+
+def test_evaluations_of_several_ranks_hold_the_idle_time_that_lies_in_them(tmp_path: Path) -> None:
+    """Both ranks evaluate from 40 to 80 of each 100 ns, rank 1 a little earlier; 3 and 5 ns idle there."""
+    tables: dict[str, list[dict[str, object]]] = {"ranks": [], "steps": [], "kernels": [], "frames": []}
+    gaps = list[dict[str, object]]()
+    for rank, idles, sooner in ((0, 3, 0), (1, 5, 2)):
+        tables["ranks"].append({"rank": rank, "end": 300, "main_thread": 7})
+        for step in range(3):
+            at = 100 * step - sooner
+            one: dict[str, object] = {"rank": rank, "start": at + 40, "end": at + 80, "thread": 7}
+            tables["steps"].append({"rank": rank, "step": step, "start": at, "end": at + 100})
+            tables["frames"].append({**one, "name": f"{TRAINER}(4100): evaluate"})
+            tables["kernels"].append({**one, "launch_start": at + 41, "family": "gemm"})
+            for start, ns in ((at + 50, idles), (at + 90, 7)):
+                gaps.append({"rank": rank, "step": step, "start": start, "end": start + ns})
+    stretches = pl.DataFrame(gaps).with_columns(
+        pl.col("rank").cast(pl.Int32), account=pl.lit("idle.launch_bound"), name=pl.lit(None, pl.String)
+    )
+    counted = stretches.select("rank", "step").unique()
+    found = in_evaluations(made(tmp_path, tables), stretches, counted)
+    told = found.filter(pl.col("account") != "host").select("rank", "account", "ns")
+    assert told.rows() == [
+        (0, "compute", 120), (0, "idle.launch_bound", 9), (1, "compute", 120), (1, "idle.launch_bound", 15)
+    ]  # fmt: skip
 
 
 def test_one_evaluation_in_the_recording_may_be_rare_in_the_job(tmp_path: Path) -> None:

@@ -216,6 +216,17 @@ def test_two_late_ranks_are_told_with_both_of_their_causes(tmp_path: Path) -> No
     assert "ranks 1 and 3 have" not in str(page) and "makes it" not in page.verdict
 
 
+def test_more_than_three_late_ranks_are_all_told(tmp_path: Path) -> None:
+    """Ranks 1, 3, 5 and 7 of eight have 6.0 to 6.6 ms of their own each; the claim names three of them."""
+    late = [Work(loads=6), Work(python=6.4), Work(collects=6.2), Work(loads=6.6)]
+    ranks = [work for each in late for work in (Work(), each)]
+    first = lostflops.why(made(tmp_path, Job().run([ranks] * 4))).findings[0]
+    assert " for ranks 1, 3, 5 and 7, which " in first.claim
+    assert first.claim.endswith("rank 5 has 6.20 ms of garbage collection and one more rank has its own.")
+    assert "beside those, rank 7 has 6.60 ms of data loading" in first.evidence
+    assert first.next.endswith("Then rank 7, by its cause.")
+
+
 RUNS = {"rank": pl.Int32, "step": pl.Int64, "start": pl.Int64, "end": pl.Int64, "account": pl.String}
 
 

@@ -652,7 +652,7 @@ def test_stages_are_those_of_the_ranks() -> None:
 def test_the_evidence_says_what_even_ranks_would_gain_and_since_when() -> None:
     _, gained, since = chain(late({DATA: 9 * MS}, 9 * MS), replayed())
     assert gained == (
-        "replayed with even ranks a step takes 60.0 ms instead of 100 ms: "
+        "replayed with all work spread evenly over ranks a step takes 60.0 ms instead of 100 ms: "
         "rank 1 alone is 70.0 % of the difference"
     )
     assert since == "it is late since step 2"

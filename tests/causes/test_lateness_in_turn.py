@@ -200,7 +200,7 @@ def test_a_replay_is_told_where_all_ranks_meet() -> None:
         {"part": "rank", "rank": 1, "removal": 0.9, "since": 2},
     )
     other = {"part": "stage", "rank": 1, "removal": 0.3, "since": 5}
-    even = "replayed with even ranks a step takes 60 ns instead of 100 ns"
+    even = "replayed with all work spread evenly over ranks a step takes 60 ns instead of 100 ns"
     told = [f"{even}: rank 1 alone is 90.0 % of the difference", "it is late since step 2"]
     assert replayed(whole, other, mine) == told
     assert replayed(whole, mine, meeting=(frozenset({0, 1, 2}),)) == told

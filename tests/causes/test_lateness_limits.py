@@ -471,7 +471,7 @@ def evidence(**of: Any) -> list[str]:
 )
 def test_nearly_all_is_all(removal: float, said: str) -> None:
     (told,) = evidence(removal=removal)
-    whole = "replayed with even ranks a step takes 60.0 ms instead of 100 ms"
+    whole = "replayed with all work spread evenly over ranks a step takes 60.0 ms instead of 100 ms"
     assert told == f"{whole}: rank 1 alone is {said} of the difference"
     assert evidence() == []
 

@@ -86,6 +86,21 @@ def test_a_device_that_is_slow_for_dense_kernels_is_so_for_grouped_ones(dense: i
     assert told is not None and told[1] is slow
 
 
+@pytest.mark.parametrize(("rest", "slow"), [(150, True), (110, False), (100, False)])
+def test_a_device_that_is_slow_for_all_other_families_is_so_for_grouped_products(
+    rest: int, slow: bool
+) -> None:
+    """Nearly all products of this model are its experts'; attention and norms tell of the GPU's pace."""
+    kernels = (("gemm", GROUPED, 150, 100), ("attention", "fa|[8]", rest, 100), ("norm", "ln|[8]", rest, 100))
+    rows = [
+        {"rank": rank, "family": family, "kernel": kernel, "calls": 4, "time": time if rank == 1 else usual}
+        for rank in range(3)
+        for family, kernel, time, usual in kernels
+    ]
+    told = slower_compute(1, replace(given(1, 1), work=pl.DataFrame(rows, schema=WORK)))
+    assert told is not None and told[1] is slow and ("experts" in told[0]) is not slow
+
+
 def test_a_larger_batch_beside_large_weights_is_more_work_and_no_slow_cpu() -> None:
     """Products of 96 rows and of 32 with weights of 512 by 2,048: three times the FLOPs, 4 % more input."""
     rows = [

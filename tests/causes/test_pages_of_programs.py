@@ -284,6 +284,20 @@ def test_tokens_cannot_be_read_every_hundredth_step(tmp_path: Path, trains: bool
     assert asked < spent < 1.15 * asked
 
 
+def test_a_token_whose_pass_is_a_graph_is_not_told_to_use_graphs(tmp_path: Path) -> None:
+    def step(s: Step, number: int) -> None:
+        s.p.work(400)
+        nodes = [Work(GEMM, 30 * US, api="cudaGraphLaunch", args={"graph node id": n}) for n in range(40)]
+        s.p.launch(*nodes, us=40)
+        s.reads()
+
+    (waits,) = (
+        f for f in lostflops.why(recorded(tmp_path, step)).findings if f.name == "host-waits-for-device"
+    )
+    assert waits.next.endswith("where it is evaluated, add up on the GPU.")
+    assert any(fact.startswith("most of these waits come after a pass") for fact in waits.evidence)
+
+
 def test_functions_that_run_one_after_the_other_have_their_own_times(tmp_path: Path) -> None:
     """3 ms and 2 ms in two functions, and 0.1 ms in what calls them."""
 

@@ -168,6 +168,14 @@ def test_each_purpose_counts_the_time_in_which_nothing_hides_it(tmp_path: Path) 
     assert Exposed(trace, None, counted).by_purpose() == {}
 
 
+@pytest.mark.parametrize("forward", [False, True])
+def test_shards_of_the_backward_pass_are_gathered_again(tmp_path: Path, forward: bool) -> None:
+    trace = made(tmp_path, job("all-gather", forward=forward))
+    runs, counted = lostflops.ask(trace, "device_runs"), lostflops.ask(trace, "counted_steps")
+    assert Exposed(trace, runs, counted).gathered_again() == (0 if forward else STEPS * 400)
+    assert Exposed(made(tmp_path, job("all-reduce")), runs, counted).gathered_again() == 0
+
+
 def test_a_host_that_is_in_the_backward_pass_already_asked_for_it_in_the_forward_pass(tmp_path: Path) -> None:
     """The host runs ahead by half a step: when the device comes to the operation, autograd runs already."""
     tables = job("all-reduce")
@@ -309,6 +317,9 @@ def test_prefetching_is_advised_where_a_replay_gains_by_it(gain: PredictedGain, 
     )
     assert with_busy_links(found, told).next == advice
     assert with_busy_links(replace(found, name="slow-link"), told).next == "prefetch"
+    # What the forward pass gathers it cannot keep from before.
+    first = with_busy_links(found, replace(told, gathered_again=100))
+    assert first.next == advice.replace("gathered", "reduced")
 
 
 def test_what_passes_a_slow_link_and_has_nothing_to_be_compared_with_may_be_slow_for_it(
@@ -351,6 +362,7 @@ def test_reductions_in_the_first_part_of_a_step_may_be_of_layers_where_no_passes
     (finding,) = (f for f in page.findings if f.name == "communication-exposed")
     assert any("all-reduces of gradients" in fact for fact in finding.evidence) == told
     assert any("of gradients or of layers" in fact for fact in finding.evidence) != told
+    assert finding.next.startswith("If they are of gradients, ") != told
 
 
 def test_what_counts_for_a_late_rank_is_told_where_the_operations_hold_it() -> None:

@@ -252,7 +252,7 @@ def test_ranks_that_have_more_to_do_share_their_work_evenly() -> None:
     assert (found.next, found.edit) == (EVEN_OUT, "even-work")
     assert (found.size, found.ns_per_step) == (4 * MS, 5 * MS)
     table = replayed(100 * MS, 95 * MS)
-    replay = "replayed with even ranks a step takes 95.0 ms instead of 100 ms"
+    replay = "replayed with all work spread evenly over ranks a step takes 95.0 ms instead of 100 ms"
     node = {"hosts": dict(enumerate((0, 0, 1, 1)))}
     found = told(two_of_four(), work=works(kernels="aabb"), stragglers=table, **node)
     assert found.evidence[1:] == (replay, "they are all ranks of one node")

@@ -296,3 +296,36 @@ def test_links_are_those_of_the_planner() -> None:
     for name, gpu in hardware.GPUS.items():
         found = next((link for link, cards in ON_LINK.items() if name in cards), None)
         assert found is None or HOST_LINKS[found] == hardware.LINKS[gpu.link].into
+
+
+def both_threads(collects: int = 0, loads: int = 0) -> list[Event]:
+    """Steps that go forward twelve times on one thread and back on autograd's, and wait; between the passes
+    the first collects garbage, and between two of these it loads, while the other has nothing to do."""
+    events, now, number = list[Event](), 1000, 1
+    for each in range(5):
+        begin = now
+        for micro in range(2):
+            if loads and micro:
+                events.append(span("user_annotation", SINGLE, now + 10, loads))
+                now += loads + 20
+            for thread, name in ((1, "aten::mm"), (2, "autograd::engine::evaluate_function: MmBackward0")):
+                for _ in range(12):
+                    events.append(operator(name, now, 30, thread, more={"Sequence number": number}))
+                    events += [call(now, CALL, number, tid=thread), kernel(now + LAUNCH, 20, number, GEMM)]
+                    now, number = now + 35, number + 1
+                if collects and thread == 1:
+                    events.append(span("user_annotation", "gc.collect", now + 10, collects))
+                    now += collects
+                now += 25  # from one thread to the other
+        events.append(call(now, 40, 90_000 + number, "cudaDeviceSynchronize"))
+        now += 50
+        events.append(step(each, begin, now - begin))
+    return events
+
+
+def test_what_a_thread_does_before_another_takes_over_can_go(tmp_path: Path) -> None:
+    """What lies between the operators of two threads is host time of either: it was nobody's."""
+    found = replay(tmp_path / "a", both_threads(collects=700, loads=900))
+    measured = found.trust.measured_ns
+    assert measured - predicted(found, "host:garbage-collection=0ms") == 2 * 700_000
+    assert measured - predicted(found, "loader=0ms") == 900_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +66,20 @@ def test_a_gain_is_told_with_what_it_lies_between_and_its_bound(
     told = gain(a_finding(predicted=known), WHOLE)
     after = "; not predicted: no" if known is not None and known.of_edit else ""
     assert told == f"{expected}at most 30.0 ms per step (30.0 %){after}"
+
+
+def test_a_rank_whose_replay_gains_nothing_is_not_late_alone() -> None:
+    """Both ranks of a stage copy: the one that comes last is told as late, and to mend it alone is no use."""
+    claim = "Rank 1 is 30.0 ms late per step (30.0 %): 31.0 ms of copies; the others wait 30.0 ms for it."
+    late = replace(a_finding(edit="even-ranks:1", rank=1), claim=claim)
+    for high, says in (
+        (0.9, "Ranks wait 30.0 ms per step (30.0 %), most of it for rank 1: 31.0"),
+        (1.1, claim),
+    ):
+        found = Replays({"even-ranks:1": PredictedGain(0, -MS, round(high * MS))})
+        (told,) = predicted([late], found)
+        assert told.claim.startswith(says)
+    assert told.evidence == ("why",)
 
 
 def test_a_gain_of_an_unknown_bound_is_predicted_or_unknown() -> None:

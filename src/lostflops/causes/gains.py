@@ -20,7 +20,8 @@ PASSED_ON = (
     "that is more than is waited for it: who waits for it comes late to others, which a replay with it like "
     "the others adds up"
 )
-LATE = re.compile(r"(Rank \d+) is [\d.,]+ \S+ late per step \([\d.]+ %\)")
+LATE = re.compile(r"(Rank \d+) is ([\d.,]+ \S+) late per step (\([\d.]+ %\))")
+NOT_ALONE = "with {} like the others a step is as long, as a replay shows: others are as late"
 LEAST = 0.01  # of the step, from which on what a finding costs is worth a replay
 
 
@@ -92,7 +93,21 @@ def _with(finding: Finding, gain: PredictedGain, mean_step: float) -> Finding:
         bound = min(max(bound, gain.ns), round(mean_step))
         gain = replace(gain, high_ns=min(gain.high_ns, bound))
     told = replace(finding, predicted=gain, ns_per_step=bound)
-    return _with_passed_on(told, gain, mean_step)
+    return _not_alone(_with_passed_on(told, gain, mean_step), gain, mean_step)
+
+
+def _not_alone(finding: Finding, gain: PredictedGain, mean_step: float) -> Finding:
+    """A rank that comes last, where a replay gains nothing with it like the others: it is not alone in that,
+    as where ranks that keep in step with it have the same to do."""
+    late = LATE.match(finding.claim) if finding.rank is not None and not gain.refused else None
+    if late is None or gain.high_ns >= LEAST * mean_step:
+        return finding
+    rank = late[1].lower()
+    return replace(
+        finding,
+        claim=f"Ranks wait {late[2]} per step {late[3]}, most of it for {rank}{finding.claim[late.end() :]}",
+        evidence=(NOT_ALONE.format(rank), *finding.evidence),
+    )
 
 
 def _with_passed_on(finding: Finding, gain: PredictedGain, mean_step: float) -> Finding:

@@ -120,6 +120,8 @@ class Given:
     # What stages gain per step without slow links, by a replay, ns; 0 where none knows.
     over_slow_links: int = 0
     beyond_fastest: int = 0
+    # How long nothing hides shards that are gathered again after the forward pass, ns; None where not known.
+    gathered_again: int | None = None
     between_nodes: int = 0  # pauses between kernels of one graph, ns
     clocks_apart: int = 0
     data_parallel: bool = True

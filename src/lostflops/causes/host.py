@@ -54,9 +54,13 @@ OF_IDLE = re.compile(r"of all step time, over|^upper limit:")
 SAVES_BESIDE, HARDLY, TIMES, SLOWED_FROM = 0.5, 0.1, 2, 0.03
 SEVERAL_PASSES = (
     "Read the values of several passes at once: where it generates, keep the tokens on the GPU and look for "
-    "their end every few of them; where it is evaluated, add up on the GPU. A static key-value cache and "
-    'CUDA graphs (`torch.compile(mode="reduce-overhead")`) leave one launch between two reads.'
+    "their end every few of them; where it is evaluated, add up on the GPU."
 )
+IN_ONE_LAUNCH = (
+    'A static key-value cache and CUDA graphs (`torch.compile(mode="reduce-overhead")`) leave one launch '
+    "between two reads."
+)
+GRAPHS = "cuda-graphs"  # the remedy
 COLLECTS_FROM = 0.05  # of step time
 RUNS = re.compile(r"\bruns (Python|other code)\b")
 RECORD_STACKS = re.compile(r"Record call stacks: .*|To see which Python .*")
@@ -187,10 +191,12 @@ def _reads_after_passes(page: PageFindings) -> None:
     waits, many = page.of(HOST_WAITS), page.given.after_passes
     if waits is None or not many or 2 * many < _waits_in_steps(page.given)[0]:
         return
-    each = f"{many // page.given.num_steps:,} " if many >= 2 * page.given.num_steps else ""
-    fact = f"{each}of these waits come after a pass of the model without gradients"
+    each = f"{many // page.given.num_steps:,}" if many >= 2 * page.given.num_steps else "most"
+    fact = f"{each} of these waits come after a pass of the model without gradients"
     told = (f"{fact}, as where it generates tokens", *waits.evidence)
-    page.replace(waits, replace(waits, evidence=told, next=SEVERAL_PASSES, remedies=()))
+    by_graphs = (IN_ONE_LAUNCH,) if page.given.left((GRAPHS,)) else ()  # where none are replayed yet
+    told_next = " ".join((SEVERAL_PASSES, *by_graphs))
+    page.replace(waits, replace(waits, evidence=told, next=told_next, remedies=()))
 
 
 def _computed_to_be_read(page: PageFindings) -> None:

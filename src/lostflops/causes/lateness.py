@@ -389,9 +389,9 @@ def _late_before(step: int, late: Late, given: Given) -> bool:
 
 
 def in_words(steps: tuple[int, int]) -> str:
-    """What even ranks would gain, of a step as it is and with them."""
+    """What ranks would gain that all do the mean of what they do now, of a step as it is and with them."""
     own, even = map(milliseconds, steps)
-    return f"replayed with even ranks a step takes {even} instead of {own}"
+    return f"replayed with all work spread evenly over ranks a step takes {even} instead of {own}"
 
 
 def _without_core(late: Late, given: Given) -> Iterator[str]:

@@ -110,14 +110,17 @@ def slower_compute(rank: int, given: Given) -> tuple[str, bool] | None:
         those = f"the same {kind} there" if sized else f"{kind} of the same names there"
         said = f"its {most['family']} {kind} take {_times(most['ratio'])} times as long as {those}"
         experts = same.filter(pl.col("kernel").str.contains(GROUPED))
-        if of_experts(rank, given) and experts["their_time"].sum():
+        of_family = same.filter(pl.col("family").eq_missing(most["family"]))
+        # Few other kernels may be of the experts' family: those of all families tell a device's pace as well.
+        slow = _all_slower(of_family) or (experts.height > 0 and _all_slower(same))
+        if not slow and of_experts(rank, given) and experts["their_time"].sum():
             ratio = int(experts["time"].sum()) / float(experts["their_time"].sum())
             said = f"the {kind} of its experts take {_times(ratio)} times as long as {those}"
         if more := _asks_for_more(rank, given):
             return f"{said}, {more}: it has more work, such as {_such(rank, given)}", False
         if not given.on_host and most["family"] == ATTENTION and _others_keep_pace(families):
             return f"{said}, and all others as long as theirs: it has more work, such as {DOCUMENTS}", False
-        return said, _all_slower(same.filter(pl.col("family").eq_missing(most["family"])))
+        return said, slow
     if calls > (1 + ALIKE) * theirs:
         return f"it runs {_times(calls / theirs)} times as many {kind} per step", False
     inputs = _inputs(work) if given.on_host else {}

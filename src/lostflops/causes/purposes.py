@@ -114,6 +114,11 @@ class Exposed:
         """The same for each kind of operation on as many bytes, of those that take most time."""
         return self._by(_operations)
 
+    def gathered_again(self) -> int:
+        """For how long shards are gathered that the forward pass had already, ns."""
+        again = "backward"
+        return self._by(lambda rows: _gathers_in(self.trace, rows, again)).get(again, 0)
+
     def beyond_fastest(self) -> int:
         """For how long operations last beyond what those like them take at their fastest, ns.
 
@@ -220,6 +225,13 @@ def _operations(rows: pl.DataFrame) -> pl.Series:
     sums = told.group_by("name").agg(pl.col("time").sum())
     longest = sums.sort("time", "name", descending=[True, False])["name"].head(MOST_OPERATIONS)
     return told["name"].replace_strict(longest, longest, default=OTHER)
+
+
+def _gathers_in(trace: Trace, rows: pl.DataFrame, backward: str) -> pl.Series:
+    """What all-gathers are called that the forward pass did not ask for, null for all other operations."""
+    gathers = pl.col("kind").cast(pl.String) == "all-gather"
+    later = gathers & ~pl.lit(_in_forward(trace, rows))
+    return rows.select(pl.when(later).then(pl.lit(backward)).otherwise(None)).to_series().fill_null(OTHER)
 
 
 def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:

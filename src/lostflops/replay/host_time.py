@@ -12,32 +12,36 @@ from .edit import in_steps
 from .recorded import RecordedJob
 from .step_times import StepPoints
 
+SPENT = (Kind.OWN, Kind.PROGRAM, Kind.HANDOVER)
+"""Kinds whose lag a thread may spend at something."""
+
 
 def within(job: RecordedJob, lags: Int, spans: pl.DataFrame) -> Int:
     """For each edge the part of its lag, ns, that lies inside a thread's spans; only host time can.
 
-    `spans` has rank, thread, start and end; those of one thread may touch or overlap.
+    `spans` has rank, thread, start and end; those of one thread may touch or overlap. Between the work of one
+    thread and that of the next either may be at something: the one before it hands over, the other after.
     """
     edges, measured = job.edges, job.measured
     found = np.zeros(len(lags), np.int64)
-    host = np.flatnonzero(np.isin(edges.kind, [Kind.OWN, Kind.PROGRAM]) & (lags > 0))
+    host = np.flatnonzero(np.isin(edges.kind, SPENT) & (lags > 0))
     target = edges.target[host]
     until = measured[target]
     # A call's own time is what follows its wait; a gap's is all of it.
     since = until - lags[host]
-    operation = target // 2
-    rank = job.ranks[operation]
-    thread = job.operations["thread"].fill_null(-1).to_numpy()[operation]
-    disjoint = union(spans.lazy(), by=["rank", "thread"]).collect()
-    order = np.lexsort((thread, rank))
-    own = (order[at] for at in runs(rank[order], thread[order]))
-    lanes = {(int(rank[mine[0]]), int(thread[mine[0]])): mine for mine in own}
-    for key, held in disjoint.partition_by("rank", "thread", as_dict=True).items():
-        mine = lanes.get(key)
-        if mine is None:
-            continue
-        start, end = (held[c].to_numpy() for c in ("start", "end"))
-        found[host[mine]] = _covered(start, end, until[mine]) - _covered(start, end, since[mine])
+    threads = job.operations["thread"].fill_null(-1).to_numpy()
+    rank, thread = job.ranks[target // 2], threads[target // 2]
+    before = np.where(edges.kind[host] == Kind.HANDOVER, threads[edges.source[host] // 2], thread)
+    by_lane = spans.partition_by("rank", "thread", as_dict=True)
+    order = np.lexsort((before, thread, rank))
+    for at in runs(rank[order], thread[order], before[order]):
+        mine = order[at]
+        lanes = {(int(rank[mine[0]]), int(of[mine[0]])) for of in (thread, before)}
+        held = [by_lane[lane] for lane in sorted(lanes) if lane in by_lane]
+        if held:
+            cover = union(pl.concat(held).lazy(), by=["rank"]).collect()
+            start, end = (cover[c].to_numpy() for c in ("start", "end"))
+            found[host[mine]] = _covered(start, end, until[mine]) - _covered(start, end, since[mine])
     return found
 
 

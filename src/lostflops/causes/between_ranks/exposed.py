@@ -36,6 +36,12 @@ EXPOSED = "communication-exposed"
 NOT_HERE = (
     "ranks that are not here, or not whole, may be late. Record all before making communication faster."
 )
+SEND_LESS = "Send less: over more micro-batches of each step, or among the GPUs of a node (hybrid sharding)."
+# What all-reduces ask for of which nothing tells whether they are of gradients or of layers.
+OF_EITHER = (
+    "If they are of gradients, send them less often: over more micro-batches of each step. If they are of "
+    "layers (tensor parallelism), keep the ranks that share a layer in one node."
+)
 SMALL = "collectives-small"
 NETWORK = (SMALL, "communication-slower-than-measured")
 # The next operation needs what each of them brings, so no two can be sent as one; or no bucket holds them.
@@ -120,6 +126,9 @@ def exposed_communication(
         base = replace(base, next=GO_ON, remedies=())
     elif at_once:
         base = replace(base, next=IN_PIECES)
+    untold_use = () if times else tuple(_of_unknown_use(given))
+    if untold_use:
+        base = replace(base, next=OF_EITHER, remedies=())
     told = made_of(
         replace(
             base,
@@ -136,7 +145,7 @@ def exposed_communication(
                 *_one_comes_last(page),
                 # These count the waiting that has a finding of its own.
                 *exposed_for(given),
-                *_of_unknown_use(given),
+                *untold_use,
                 *_waited_in_them(awaited, moving + waited),
                 *((untold,) if untold else ()),
                 *_side_by_side(page, base, moving + waited, delayed, awaited),
@@ -164,13 +173,16 @@ def _of_unknown_use(given: Given) -> Iterator[str]:
         )
 
 
-def gathers(given: Given) -> bool:
-    """Whether all-gathers are a part of what is exposed that is worth starting earlier."""
+def gathers(given: Given, again: bool = False) -> bool:
+    """Whether all-gathers are a part of what is exposed that is worth starting earlier; or those of shards
+    that the forward pass had (`again`), which it can keep."""
     by_kind: dict[str, int] = {}
     for name, ns in given.operations.items():
         kind = name.partition(SIZED)[0]
         by_kind[kind] = by_kind.get(kind, 0) + ns
-    return by_kind.get("all-gather", 0) >= GATHERED_FROM * sum(by_kind.values())
+    known = given.gathered_again if again else None
+    exposed = by_kind.get("all-gather", 0) if known is None else known
+    return exposed >= GATHERED_FROM * sum(by_kind.values())
 
 
 def with_busy_links(finding: Finding, given: Given) -> Finding:
@@ -186,21 +198,19 @@ def with_busy_links(finding: Finding, given: Given) -> Finding:
         return finding
     if gain.refused:
         # The first gather and the last reduction of a step have nothing beside them.
-        case = f"{EXPOSED}-reduced"
-        ends = gain.refused == NONE_EARLIER
-        return (
-            replace(finding, next=given.advice(case, finding.next), remedies=given.named(case))
-            if ends
-            else finding
-        )
-    case = f"{EXPOSED}-gathered"
+        return _sends_less(finding, given) if gain.refused == NONE_EARLIER else finding
     fact = "begun earlier, most of it stays exposed, as a replay of that shows"
-    return replace(
-        finding,
-        evidence=(fact, *finding.evidence),
-        next=given.advice(case, finding.next),
-        remedies=given.named(case),
-    )
+    told = replace(finding, evidence=(fact, *finding.evidence))
+    if not gathers(given, again=True):
+        return _sends_less(told, given)
+    case = f"{EXPOSED}-gathered"
+    return replace(told, next=given.advice(case, finding.next), remedies=given.named(case))
+
+
+def _sends_less(finding: Finding, given: Given) -> Finding:
+    """The finding where neither beginning earlier nor keeping what was gathered helps."""
+    case = f"{EXPOSED}-reduced"
+    return replace(finding, next=given.advice(case, SEND_LESS), remedies=given.named(case))
 
 
 def _waited_in_them(awaited: tuple[int, int] | None, cost: int) -> Iterator[str]:

@@ -10,7 +10,7 @@ from lostflops.causes.gains import SURELY
 from lostflops.causes.given import Given, has_stages, waited_in_pairs
 from lostflops.causes.lateness import ALONE, in_words, replayed_even, stages
 from lostflops.causes.longer_compute import later_part, launches_as_many, slower_compute
-from lostflops.causes.names import like_the_others, listed
+from lostflops.causes.names import called, like_the_others, listed
 from lostflops.causes.one_rank.advised import advised
 from lostflops.causes.one_rank.late import Late, more_of
 from lostflops.causes.own_time.spent import like_others_at_most, shared_at_most
@@ -178,14 +178,22 @@ def _each_apart(page: PageFindings, group: LateTogether, waited: int, waits: Fin
     remedies = [
         for_one(page, rank, account).on(f"rank {rank}") for rank, account, _ in group.apart[:MOST_ADVISED]
     ]
-    others = _by_the_others(given, group, waited)
+    others, rest = _by_the_others(given, group, waited), told[MOST_ADVISED:]
+    more: list[str] = []
+    if rest:
+        who = called([rank for rank, _, _ in group.apart[MOST_ADVISED:]])
+        remedies.append(f"Then {who}, {'each by its own cause' if len(rest) > 1 else 'by its cause'}.")
+        more = [f"{len(rest)} more ranks have theirs" if len(rest) > 1 else "one more rank has its own"]
     found = waiting_for(
         others,
         waits,
         at_most=like_others_at_most(given, *group.ranks),
         claim=f"The others wait {page.share(others)} for {group.called}, which have more of their own to do "
-        f"in nearly every step: {listed(told[:MOST_ADVISED])}.",
-        evidence=("as long as one of them is late, the others gain nothing",),
+        f"in nearly every step: {listed([*told[:MOST_ADVISED], *more])}.",
+        evidence=(
+            "as long as one of them is late, the others gain nothing",
+            *((f"beside those, {listed(rest)}",) if rest else ()),
+        ),
         remedy=" ".join(remedies),
         named=(),
         account=group.apart[0][1],

@@ -215,6 +215,7 @@ def gather(
         beyond_fastest=total("beyond_fastest", lambda session, counted: exposed().beyond_fastest())
         if missing
         else 0,
+        gathered_again=total("gathered_again", lambda session, counted: exposed().gathered_again()),
         clocks_apart=_clocks_apart(trace) if many else 0,
         with_frames=frozenset(folded("with_frames", RANKS, with_frames)["rank"]) if many else frozenset(),
         loops=frozenset(folded("loops", LOOPS, lambda: loops_over_steps(trace, counted))["name"]),

@@ -8,7 +8,7 @@ from lostflops.causes.declared import EVALUATES
 from lostflops.causes.names import spoken, without_place
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding, milliseconds
-from lostflops.recipes.idle.evaluations import COMPUTE, HOST, LIGHTNING, TRAINER
+from lostflops.recipes.idle.evaluations import COMPUTE, HOST, KEEPS, LIGHTNING, TRAINER
 
 from .optimizer import leave_rest
 
@@ -28,13 +28,17 @@ OWN = (
     "If {} measures the model, do that less often, such as every few hundred steps, or on fewer or larger "
     "batches."
 )
+WITHOUT_GRADIENTS = (
+    "Run it under `torch.no_grad()`, or `torch.inference_mode()`: autograd keeps its activations for a "
+    "backward pass that does not follow."
+)
 
 
 def evaluates_often(page: PageFindings) -> None:
     """Tell what evaluations take of the steps by itself, where most steps have one."""
     given, steps = page.given, max(1, page.given.num_steps)
     host = given.evaluations.filter(account=HOST)
-    idle = given.evaluations.filter(~pl.col("account").is_in([HOST, COMPUTE]))
+    idle = given.evaluations.filter(~pl.col("account").is_in([HOST, COMPUTE, KEEPS]))
     computes = int(given.evaluations.filter(account=COMPUTE)["ns"].sum()) // steps
     times, idles = host.height, int(idle["ns"].sum()) // steps
     often = times >= OFTEN * steps and host.group_by("rank").len().filter(pl.col("len") >= LEAST).height
@@ -44,6 +48,7 @@ def evaluates_often(page: PageFindings) -> None:
     spent = int(host["ns"].sum()) // steps
     by, own = str(host["name"][0]), spoken(str(host["name"][0]))
     who = WHO.get(by) or f"{without_place(own)} runs the model without training it"
+    keeps = not given.evaluations.filter(account=KEEPS).is_empty()
     alone = len(given.steps) == 1  # ranks that evaluate one after the other wait for each other
     leave_rest(page, idle, sorted(set(idle["account"])), "without what lies in the evaluation")
     page.put(
@@ -62,7 +67,7 @@ def evaluates_often(page: PageFindings) -> None:
                     else []
                 ),
             ),
-            next=RARELY.get(by) or OWN.format(own),
+            next=" ".join((*((WITHOUT_GRADIENTS,) if keeps else ()), RARELY.get(by) or OWN.format(own))),
             remedies=(),
             recipe="idle_summary",
             accounts=tuple(sorted(set(idle["account"]))),

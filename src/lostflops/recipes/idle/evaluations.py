@@ -25,7 +25,7 @@ OWN = re.compile(
     r"|estimate_loss)(?:[^a-z]|$)"
 )
 GOES_BACK = 0.5  # of the operators in it that autograd numbered, from which on it trains
-COMPUTE, HOST = "compute", "host"
+COMPUTE, HOST, KEEPS = "compute", "host", "autograd"
 EVALUATIONS = pl.Schema(
     {"rank": pl.Int32, "account": pl.String, "name": pl.String, "ns": pl.Int64, "step": pl.Int64}
 )
@@ -38,7 +38,8 @@ def in_evaluations(trace: Trace, stretches: pl.DataFrame | None, counted: pl.Dat
     `stretches` is the table of `idle_causes`: of those it holds what lies inside an evaluation. A row of the
     account 'compute' says for how long a device runs what was launched there. One of 'host' says how long the
     CPU is at it in a `step`, device idle or not; its `name` is the framework, or the job's own function or
-    range.
+    range. One of 'autograd' says how long operators take in it that are recorded for a backward pass, where
+    none follows.
     """
     kernels, steps = trace.table("kernels"), trace.table("steps")
     if kernels is None or steps is None or stretches is None:
@@ -51,7 +52,7 @@ def in_evaluations(trace: Trace, stretches: pl.DataFrame | None, counted: pl.Dat
         return EVALUATIONS.to_frame()
     length = pl.col("end") - pl.col("start")
     host = spans.group_by("rank", "step").agg(ns=length.sum())
-    inside = spans.select("rank", "start", "end").lazy()
+    inside = spans.select("rank", "start", "end").sort("rank", "start").lazy()
     idle = intervals.inside(
         stretches.join(counted, on=["rank", "step"], how="semi").lazy(), inside, {"ns": pl.lit(True)}
     )
@@ -61,6 +62,7 @@ def in_evaluations(trace: Trace, stretches: pl.DataFrame | None, counted: pl.Dat
         by_name.collect(),
         busy.group_by("rank").agg(ns=length.sum()).with_columns(account=pl.lit(COMPUTE)).collect(),
         host.with_columns(account=pl.lit(HOST), name=pl.lit(framework)),
+        _kept_for_nothing(trace, spans),
     ]
     return (
         pl.concat(told, how="diagonal_relaxed")
@@ -112,6 +114,23 @@ def _of_its_own(
     length = (pl.col("end") - pl.col("start")).sum()
     longest = within.group_by(pl.col("name").cast(pl.String)).agg(length).sort("end", "name")
     return str(longest["name"][-1]), spans
+
+
+def _kept_for_nothing(trace: Trace, spans: pl.DataFrame) -> pl.DataFrame:
+    """How long operators in these spans take that autograd numbers; nothing where one of them goes back."""
+    operators = trace.table("operators")
+    if operators is None:
+        return EVALUATIONS.to_frame()
+    of = ["rank", "sequence"]
+    numbered = operators.filter(pl.col("sequence") >= 0)
+    back = numbered.filter(pl.col("phase").cast(pl.String) == "backward").select(of).unique().collect()
+    rows = numbered.select(*of, "start", "end", at="start").collect()
+    inside = _at(rows, spans)
+    if inside.join(back, on=of, how="semi").height:
+        return EVALUATIONS.to_frame()
+    cover = intervals.union(inside.select("rank", "start", "end").lazy(), ["rank"]).collect()
+    spent = cover.group_by("rank").agg(ns=(pl.col("end") - pl.col("start")).sum())
+    return spent.with_columns(account=pl.lit(KEEPS))
 
 
 def _names(table: pl.LazyFrame | None) -> pl.Series:

@@ -42,7 +42,7 @@ REMEDY = Remedy(
             instead="DDP keeps all parameters on every rank already.",
         ),
         "deepspeed": Change(
-            'Use `"stage": 2` of ZeRO if memory allows: it fetches no parameters inside the step.',
+            'Use `"stage": 2` of ZeRO if memory allows: it fetches parameters once per step.',
             snippets=(config('{"zero_optimization": {"stage": 2}}'),),
         ),
         "megatron": Change(

@@ -5,7 +5,7 @@ from lostflops.remedies.snippet import config, python, shell
 
 REMEDY = Remedy(
     name="zero-stage",
-    does="Optimizer states or gradients are sharded and parameters are not, so that none has to be fetched.",
+    does="Optimizer states or gradients are sharded, parameters are not: those are fetched once per step.",
     changes={
         "pytorch": Change(
             snippets=(
@@ -31,7 +31,7 @@ REMEDY = Remedy(
             snippets=(python('trainer = Trainer(strategy="deepspeed_stage_2")'),),
         ),
         "deepspeed": Change(
-            'Use `"stage": 2` of ZeRO if memory allows: it fetches no parameters inside the step.',
+            'Use `"stage": 2` of ZeRO if memory allows: it fetches parameters once per step.',
             snippets=(config('{"zero_optimization": {"stage": 2}}'),),
         ),
         "megatron": Change(

@@ -12,7 +12,7 @@ from lostflops.errors import BadOption, shown
 
 from ...dependencies.edges import Int, Kind
 from ...edit import REMOVED, Edit, Edited, EditKind, Known, Typed, in_steps, step_of
-from ...host_time import within
+from ...host_time import SPENT, within
 from ...recorded import RecordedJob
 from ..on_host.syncs import NEEDED, queue
 
@@ -128,7 +128,7 @@ def parts(job: RecordedJob, lags: Int, known: Known) -> list[tuple[Int, Int | No
     found: list[tuple[Int, Int | None]] = [
         (np.where(computes, positive, 0), kinds(job.operations, job.ranks)[operation])
     ]
-    left = np.where(np.isin(edges.kind, [Kind.OWN, Kind.PROGRAM]), positive, 0)
+    left = np.where(np.isin(edges.kind, SPENT), positive, 0)
     spans = known.host_spans
     for account in [] if spans is None else spans["account"].unique().sort().to_list():
         assert spans is not None
