@@ -511,7 +511,7 @@ STEP_LOG = Table(
         Column("micro_steps", Count("backward passes; null when they were not counted", pl.Int32)),
         Column("optimizer", Time("in optimizers, on the host")),
         Column("data", Time("waiting for a DataLoader")),
-        Column("checkpoint", Time("in torch.save, torch.distributed.checkpoint.save, safetensors, the Trainer")),
+        Column("checkpoint", Time("in torch.save, torch.distributed.checkpoint, safetensors or the Trainer")),
         Column("garbage", Time("collecting garbage")),
         Column(
             "core_wait", Time("the thread was ready to run and had no core; null where Linux does not say")
