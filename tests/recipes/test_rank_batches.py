@@ -23,7 +23,7 @@ from lostflops.replay.stragglers import chains
 from lostflops.replay.stragglers.chains import RankChains
 from lostflops.report.document import document
 from lostflops.report.first_page.page import page
-from lostflops.session import Answer, Session, Skipped, ahead, asking, batches, worker
+from lostflops.session import Answer, Fold, Session, Skipped, ahead, asking, batches, worker
 from lostflops.store import parts
 from lostflops.store.trace import Trace
 from lostflops.testing.promises import divides_alike
@@ -164,8 +164,8 @@ def test_recipes_of_ranks_are_answered_ahead_by_processes(
     session, told = unkept(trace), list[tuple[int, int]]()
     session.begin(["kernel_summary", "communication_wait"], ["host_spans"], lambda *done: told.append(done))
     assert told == [(1, 3), (2, 3), (3, 3)]
-    # What recipes of ranks alone read of each other stays there.
-    assert set(session._ahead) == {"kernel_summary", "compute_gaps", "step_totals"}
+    # What they read of each other stays there.
+    assert set(session._ahead) == {"kernel_summary", "compute_gaps", "step_totals", "host_spans"}
     alone = unkept(trace)
     for name in ("kernel_summary", "communication_wait"):
         one, other = session.run(name), alone.run(name)
@@ -223,13 +223,19 @@ def test_who_is_waited_for_does_not_depend_on_spans_of_time(
     assert once.height and wanted(*frames).collect().equals(once)
 
 
+def ranks_and_steps(some: Trace, counted: pl.DataFrame) -> tuple[list[int], list[int]]:
+    return batches.ranks_of(some), counted["step"].to_list()
+
+
+def steps_of_gaps(some: Trace, counted: pl.DataFrame, gaps: pl.DataFrame) -> list[int]:
+    here = gaps.join(counted, on=["rank", "step"], how="semi")
+    return [os.getpid(), here["gap"].sum()]
+
+
 @pytest.mark.usefixtures("in_pairs")
 def test_some_ranks_at_a_time_are_all_ranks_that_count(trace: Trace) -> None:
     counted = pl.DataFrame(
         {"rank": [0, 4, 5], "step": [2, 2, 3]}, schema={"rank": pl.Int32, "step": pl.Int64}
     )
-
-    def told(some: Trace, steps: pl.DataFrame) -> tuple[list[int], list[int]]:
-        return batches.ranks_of(some), steps["rank"].to_list()
-
-    assert batches.of_each_group(trace, counted, told) == [([0, 1], [0]), ([4, 5], [4, 5])]
+    told = unkept(trace).of_each_group(Fold(ranks_and_steps), counted)
+    assert told == [([0, 1], [2]), ([4, 5], [2, 3])]

@@ -33,6 +33,7 @@ from .declared import (
 )
 from .gains import predicted
 from .gathered.gather import READS, gather
+from .gathered.of_some_ranks import ALL as FOLDS
 from .given import Given
 from .host import join_host
 from .idle.checkpoint import held_up_by_staging
@@ -45,6 +46,7 @@ from .purposes import STAGES, main_purpose
 from .waiting import ARRIVES, EXPOSED, SLOW_LINK, asks_for, join_waiting
 
 __all__ = [
+    "FOLDS",
     "MADE",
     "READS",
     "Given",
