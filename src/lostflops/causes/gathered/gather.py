@@ -131,10 +131,14 @@ def gather(
             return empty.to_frame()
 
     stretches = cache(partial(_table, session, "idle_causes"))
-    asked = folded("flops", ASKED, lambda: asked_flops(trace, counted)) if many else ASKED.to_frame()
 
     def each(fold: Fold[T]) -> list[T]:
         return session.of_each_group(fold, counted, lambda: [stretches()] if fold.reads else [])
+
+    def asked_for() -> pl.DataFrame:
+        return asked_flops(each(of_some_ranks.FLOPS))
+
+    asked = folded("flops", ASKED, asked_for) if many else ASKED.to_frame()
 
     def on_device(name: str, empty: pl.Schema, fold: Fold[pl.DataFrame]) -> pl.DataFrame:
         none = empty.to_frame()

@@ -8,6 +8,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.causes.given import CHECKPOINT, NAMES, OTHER_HOST
+from lostflops.recipes.compute.of_ranks import flops_in_steps
 from lostflops.recipes.host.launching_threads import launches_beside
 from lostflops.recipes.host.saving import held_up_by_async, with_proofs
 from lostflops.recipes.idle.evaluations import in_evaluations
@@ -75,6 +76,7 @@ UPDATED = Fold(in_updates_of_some, IDLE)
 EVALUATED = Fold(in_evaluations, IDLE)
 MADE_ON_CPU = Fold(made_on_cpu, IDLE)
 LAUNCHED_BESIDE = Fold(launches_beside, IDLE)
+FLOPS = Fold(flops_in_steps)
 MICRO_BATCHES = Fold(micro_batches)
 READ_AFTER_PASSES = Fold(reads_after_passes)
 LOSS_WORK = Fold(loss_work)
@@ -82,5 +84,5 @@ WEIGHT_CASTS = Fold(weight_casts)
 HELD_BY_ASYNC = Fold(held_up_by_async)
 ALL = (
     *(NAMED, LONG_PAUSES, BETWEEN_NODES, UPDATED, EVALUATED, MADE_ON_CPU, LAUNCHED_BESIDE),
-    *(MICRO_BATCHES, READ_AFTER_PASSES, LOSS_WORK, WEIGHT_CASTS, HELD_BY_ASYNC),
+    *(FLOPS, MICRO_BATCHES, READ_AFTER_PASSES, LOSS_WORK, WEIGHT_CASTS, HELD_BY_ASYNC),
 )

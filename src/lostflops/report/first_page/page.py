@@ -169,7 +169,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
         names,
         (*causes.READS, *LATER),
         (lambda done, of: on_recipe("questions of each rank", done, of)) if on_recipe else None,
-        (*causes.FOLDS, LOST),
+        (*causes.FOLDS, LOST, step_notes.BESIDE),
     )
     answers: list[Answer] = []
     skipped: list[Skipped] = []
@@ -233,7 +233,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
             *shared(trace.manifest.quality, len(run.ranks)),
             *_between(trace, steps),
             *profiler,
-            *_kept_notes(session, "page_uncovered", partial(step_notes.uncovered, trace, steps)),
+            *_kept_notes(session, "page_uncovered", partial(step_notes.uncovered, session, steps)),
             *step_notes.without_update(trace, steps),
             *_clocks(trace, by_name, run),
             *step_notes.lengths(steps, counting),
