@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 import polars as pl
@@ -252,6 +253,17 @@ def recipe(
         )
 
     return declare
+
+
+def numbered_on(parts: Sequence[pl.DataFrame], column: str, counts: Sequence[int]) -> list[pl.DataFrame]:
+    """The parts of a table with the numbers in `column`, if it has that, as numbers of all: in each part they
+    begin at 0, and there are as many as `counts` says."""
+    if not all(column in rows.columns for rows in parts):
+        return [*parts]
+    return [
+        rows.with_columns(pl.col(column) + pl.lit(before, rows.schema[column]))
+        for rows, before in zip(parts, accumulate(counts, initial=0), strict=False)
+    ]
 
 
 def _admits_none(hint: Any) -> bool:

@@ -15,16 +15,18 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import polars as pl
 
+from lostflops.recipe import numbered_on
 from lostflops.recipes import named
 from lostflops.store.trace import Trace
 
 from . import pipe
-from .batches import NOTHING_BESIDE, Fold, Group, SaidBeside, numbered_on, of_group, reads
+from .batches import NOTHING_BESIDE, Fold, Group, SaidBeside, of_group, reads
 from .worker import GroupTask
 
 MOST_PROCESSES = 4  # so that memory does not grow with the cores
@@ -126,10 +128,12 @@ class _Process:
     def answers(self, task: GroupTask, handed_to: Callable[[Group], dict[str, pl.DataFrame]]) -> Answered:
         take, give = self._process.stdout, self._process.stdin
         assert take is not None and give is not None
-        try:
+        with suppress(OSError):  # below it is met again
             give.write(json.dumps(asdict(task)).encode() + b"\n")
             give.flush()
-            pipe.send(give, handed_to(tuple(task.group)))
+        handed = handed_to(tuple(task.group))
+        try:
+            pipe.send(give, handed)
             return pipe.received(take)
         except (OSError, ValueError):
             return UNANSWERED

@@ -16,7 +16,7 @@ import polars as pl
 
 from lostflops.errors import BadOption, LostflopsError, shown
 from lostflops.finding import Finding, PredictedGain
-from lostflops.recipe import Recipe
+from lostflops.recipe import Recipe, numbered_on
 from lostflops.recipes import named
 from lostflops.recipes.steps.sizes import sized
 from lostflops.replay.edits import together
@@ -35,7 +35,6 @@ from .batches import (
     SaidBeside,
     answered,
     groups,
-    numbered_on,
     of_group,
     of_ranks,
     reads,

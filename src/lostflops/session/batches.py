@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 import polars as pl
@@ -75,17 +74,6 @@ def answered(
         frames.append(frame)
     with asked.reading():
         return wanted(*frames, **options).collect()
-
-
-def numbered_on(parts: Sequence[pl.DataFrame], column: str, counts: Sequence[int]) -> list[pl.DataFrame]:
-    """The parts of a table with the numbers in `column`, if it has that, as numbers of all: in each part they
-    begin at 0, and there are as many as `counts` says."""
-    if not all(column in rows.columns for rows in parts):
-        return [*parts]
-    return [
-        rows.with_columns(pl.col(column) + pl.lit(before, rows.schema[column]))
-        for rows, before in zip(parts, accumulate(counts, initial=0), strict=False)
-    ]
 
 
 @cache
