@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -131,10 +130,14 @@ def test_steps_are_cut_by_each_ranks_own(trace: Trace) -> None:
     assert first.collect().height and other.collect().equals(afresh.collect())
 
 
-def test_small_jobs_and_single_ranks_are_one_part(trace: Trace, tmp_path: Path) -> None:
+def test_small_jobs_are_one_part_and_others_parts_as_large_as_each_other(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert batches.groups(trace) == [None]
     assert batches.split([3, 5, 9], 2) == [(3, 5), (9,)]
     assert batches.split([], 2) == [()]
+    monkeypatch.setattr(batches, "EVENTS", trace.manifest.num_events * 4 // RANKS + 1)
+    assert batches.groups(trace) == [(0, 1, 2), (3, 4, 5)], "not four ranks, and two"
 
 
 def test_two_recipes_of_a_pipeline_replay_its_steps_once_on_a_page(

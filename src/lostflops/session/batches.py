@@ -50,7 +50,9 @@ def groups(trace: Trace) -> list[Group | None]:
     if trace.manifest.num_events <= EVENTS:
         return [None]
     ranks = ranks_of(trace)
-    parts = split(ranks, max(1, len(ranks) * EVENTS // trace.manifest.num_events))
+    most = max(1, len(ranks) * EVENTS // trace.manifest.num_events)
+    # As large as each other: what is left over would keep one process waiting for another.
+    parts = split(ranks, -(-len(ranks) // -(-len(ranks) // most)) if ranks else most)
     return [*parts] if len(parts) > 1 else [None]
 
 
