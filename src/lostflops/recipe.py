@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 import polars as pl
@@ -158,6 +159,7 @@ class Recipe:
     page: bool
     whole: bool
     apart: bool
+    numbers: str = ""
     declared: dict[str, Declared] = field(default_factory=dict[str, Declared])
 
     def __call__(self, *frames: pl.LazyFrame | None, **options: Any) -> pl.LazyFrame:
@@ -209,13 +211,16 @@ def recipe(
     page: bool = True,
     whole: bool = False,
     apart: bool = False,
+    numbers: str = "",
 ) -> Callable[[Callable[..., pl.LazyFrame]], Recipe]:
     """Declare a recipe. `scope='rank'` promises that ranks are independent and that their rows stand in the
     order of ranks: a cluster computes them apart. `page=False` keeps a recipe that only feeds others out of
     the report. `whole` says that what a row tells may depend on rows far from it: the recipe always reads the
     whole run, and its rows are cut to the steps and ranks that were asked for. `apart` says of a recipe of
     the job that others matter to a rank only through the recipes that it reads, and that its rows stand in
-    the order of ranks: it is answered for some ranks at a time, so that memory does not follow the job."""
+    the order of ranks: it is answered for some ranks at a time, so that memory does not follow the job.
+    `numbers` is the column in which one that is `apart` numbers its rows from 0 on: those of later ranks go
+    on, also where other recipes repeat them."""
 
     def declare(function: Callable[..., pl.LazyFrame]) -> Recipe:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -244,9 +249,21 @@ def recipe(
             page=page,
             whole=whole,
             apart=apart or scope == "rank",
+            numbers=numbers,
         )
 
     return declare
+
+
+def numbered_on(parts: Sequence[pl.DataFrame], column: str, counts: Sequence[int]) -> list[pl.DataFrame]:
+    """The parts of a table with the numbers in `column`, if it has that, as numbers of all: in each part they
+    begin at 0, and there are as many as `counts` says."""
+    if not all(column in rows.columns for rows in parts):
+        return [*parts]
+    return [
+        rows.with_columns(pl.col(column) + pl.lit(before, rows.schema[column]))
+        for rows, before in zip(parts, accumulate(counts, initial=0), strict=False)
+    ]
 
 
 def _admits_none(hint: Any) -> bool:

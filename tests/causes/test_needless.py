@@ -16,7 +16,7 @@ from lostflops.causes.given import Given
 from lostflops.causes.needless.again import computes_again
 from lostflops.causes.needless.products import multiplies_slowly
 from lostflops.recipes.needless.products import SLOW_PRODUCTS, slow_products
-from lostflops.recipes.needless.run_again import RUN_AGAIN, run_again
+from lostflops.recipes.needless.run_again import RUN_AGAIN, of_all_ranks, run_again, run_again_on_device
 from lostflops.replay.edits.on_host.again import computed_again
 from made_runs import made
 
@@ -66,7 +66,10 @@ def test_computing_again_lasts_from_the_work_before_to_the_work_after(tmp_path: 
     on_host = run_again(trace, COUNTED, on_host=True)
     assert on_host.rows() == [(None, 54), ("aten::mm", 40)]
     # A GPU's kernels are what they are, and only steps that count are looked at.
-    assert run_again(trace, COUNTED[1:], on_host=False).rows() == [(None, 20), ("aten::mm", 20)]
+    one = run_again_on_device(trace, COUNTED[1:])
+    assert one.rows() == [(None, 20), ("aten::mm", 20)]
+    other = pl.DataFrame([("aten::mul", 90), (None, 5)], RUN_AGAIN, orient="row")
+    assert of_all_ranks([other, one]).rows() == [(None, 25), ("aten::mul", 90), ("aten::mm", 20)]
 
 
 def test_nothing_computed_again_is_no_row(tmp_path: Path) -> None:

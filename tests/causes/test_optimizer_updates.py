@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 import lostflops
 from eager_jobs import Eager, recorded
 from lostflops.finding import Finding
+from lostflops.recipes.idle.updates import UPDATES, UpdatesOfSome, in_updates
 from made_runs import THREAD, made
 
 US = 1_000
@@ -175,3 +177,30 @@ def test_pauses_elsewhere_are_not_the_updates(tmp_path: Path) -> None:
     job = Eager(layers=60, gemm_us=4, small_us=3, host_us=1)
     found = {f.name for f in lostflops.why(recorded(tmp_path, job)).findings}
     assert "optimizer-launch-bound" not in found and "late-after-launch" in found
+
+
+def test_updates_of_some_ranks_put_together_are_those_of_the_job() -> None:
+    """What tells when optimizers step, their class, and whether a kernel does it all is of the job."""
+
+    def told(by: int, rank: int, optimizer: str | None, ns: int, fused: bool = False) -> UpdatesOfSome:
+        classes = pl.DataFrame(
+            {"optimizer": [optimizer], "ns": [ns]}, schema_overrides={"optimizer": pl.String}
+        )
+        row = {
+            "rank": rank,
+            "account": "compute",
+            "name": None,
+            "optimizer": None,
+            "ns": 7 + rank,
+            "kernels": 3,
+        }
+        return UpdatesOfSome(by, classes, fused, pl.DataFrame([row], schema=UPDATES))
+
+    ranges = [told(0, 3, "SGD", 5), told(0, 1, "AdamW", 4), told(0, 0, "AdamW", 2)]
+    frames = told(1, 2, None, 900, fused=True)
+    found = in_updates([*ranges, None, frames])
+    assert found["rank"].to_list() == [0, 1, 3] and found["ns"].to_list() == [7, 8, 10]
+    assert set(found["optimizer"]) == {"AdamW"}, "that of most of the time of all ranks"
+    assert in_updates([*ranges, told(0, 4, "AdamW", 1, fused=True)]).is_empty()
+    assert in_updates([told(1, 2, None, 9), None])["rank"].to_list() == [2]
+    assert in_updates([None]).is_empty() and in_updates([]).schema == UPDATES

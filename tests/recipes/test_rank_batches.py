@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
+from lostflops.causes.gathered.of_some_ranks import NAMED
 from lostflops.errors import LostflopsError
 from lostflops.ingest import job
 from lostflops.lab.simulate.job import SimulatedJob
@@ -22,8 +22,10 @@ from lostflops.replay.pipeline import passes
 from lostflops.replay.stragglers import chains
 from lostflops.replay.stragglers.chains import RankChains
 from lostflops.report.document import document
+from lostflops.report.first_page.notes import lost_work
+from lostflops.report.first_page.notes.lost_work import LOST
 from lostflops.report.first_page.page import page
-from lostflops.session import Answer, Session, Skipped, ahead, asking, batches, worker
+from lostflops.session import Answer, Fold, Session, Skipped, ahead, asking, batches, worker
 from lostflops.store import parts
 from lostflops.store.trace import Trace
 from lostflops.testing.promises import divides_alike
@@ -128,10 +130,14 @@ def test_steps_are_cut_by_each_ranks_own(trace: Trace) -> None:
     assert first.collect().height and other.collect().equals(afresh.collect())
 
 
-def test_small_jobs_and_single_ranks_are_one_part(trace: Trace, tmp_path: Path) -> None:
+def test_small_jobs_are_one_part_and_others_parts_as_large_as_each_other(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert batches.groups(trace) == [None]
     assert batches.split([3, 5, 9], 2) == [(3, 5), (9,)]
     assert batches.split([], 2) == [()]
+    monkeypatch.setattr(batches, "EVENTS", trace.manifest.num_events * 4 // RANKS + 1)
+    assert batches.groups(trace) == [(0, 1, 2), (3, 4, 5)], "not four ranks, and two"
 
 
 def test_two_recipes_of_a_pipeline_replay_its_steps_once_on_a_page(
@@ -157,20 +163,47 @@ def test_two_recipes_of_a_pipeline_replay_its_steps_once_on_a_page(
 
 
 @pytest.mark.usefixtures("in_pairs")
-def test_recipes_of_ranks_are_answered_ahead_by_processes(
+def test_what_is_told_of_some_ranks_is_told_ahead_by_processes(
     trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ahead, "processes", lambda: 2)
     session, told = unkept(trace), list[tuple[int, int]]()
-    session.begin(["kernel_summary", "communication_wait"], ["host_spans"], lambda *done: told.append(done))
+    monkeypatch.setattr(session, "_answer_from_the_last", lambda _: None)
+    names = ["kernel_summary", "communication_wait", "gpu_gaps", "idle_gaps", "step_ledger"]
+    session.begin(names, ["host_spans", "idle_causes"], lambda *done: told.append(done), (NAMED, LOST))
     assert told == [(1, 3), (2, 3), (3, 3)]
-    # What recipes of ranks alone read of each other stays there.
-    assert set(session._ahead) == {"kernel_summary", "compute_gaps", "step_totals"}
+    # What they read of each other stays there, and what folds read.
+    of_ranks = {"kernel_summary", "compute_gaps", "step_totals", "host_spans", "counted_steps"}
+    assert set(session._ahead) == of_ranks | {"idle_gaps", "idle_stretches", "step_ledger"}
+    numbers = [part["gap"].to_list() for part in session._ahead["idle_gaps"]]
+    numbered = [gap for part in numbers for gap in part]
+    assert numbered == [*range(len(numbered))], "the gaps of later ranks count on"
     alone = unkept(trace)
-    for name in ("kernel_summary", "communication_wait"):
+    for name in (*names, "idle_stretches", "idle_causes"):
         one, other = session.run(name), alone.run(name)
-        assert isinstance(one, Answer) and isinstance(other, Answer) and one.table.equals(other.table)
+        assert isinstance(one, Answer) and isinstance(other, Answer) and one.table.equals(other.table), name
     assert not session._ahead.get("kernel_summary")
+    steps = alone._asked(named("counted_steps"))
+    idle = alone._asked(named("idle_causes"))
+    assert steps is not None and idle is not None
+    counted, asked = steps.select("rank", "step"), list[str]()
+
+    def stretches() -> list[pl.DataFrame]:
+        asked.append("idle_causes")
+        return [idle]
+
+    def named_by(who: Session, rows: pl.DataFrame) -> list[dict[str, Any]]:
+        each = [names for names, _ in who.of_each_group(NAMED, rows, stretches)]
+        return pl.concat(each).sort(pl.all()).to_dicts()
+
+    ahead_of_it, lost = named_by(session, counted), session.of_each_group(LOST, counted)
+    assert ahead_of_it and not asked
+    assert (ahead_of_it, lost) == (named_by(alone, counted), alone.of_each_group(LOST, counted))
+    assert asked == ["idle_causes"] * 3
+    # What was told of other steps is told anew; what is of all steps is not.
+    assert named_by(session, counted.filter(pl.col("step") == 2)) != ahead_of_it and len(asked) == 6
+    monkeypatch.setattr(lost_work, "launching", lambda *_: 1 / 0)
+    assert session.of_each_group(LOST, counted.filter(pl.col("step") == 2)) == lost
 
 
 @pytest.mark.usefixtures("in_pairs")
@@ -193,6 +226,9 @@ def test_a_recipe_that_fails_is_left_out_with_those_that_read_it(
     monkeypatch.setattr(named("kernel_work"), "function", refuses)
     found = worker.tables(trace, (0, 1), ["counted_steps", "kernel_work", "step_totals", "kernel_families"])
     assert sorted(found) == ["counted_steps", "step_totals"]
+    # Nor is what reads a table that is to be handed and is not there.
+    none = {"counted_steps": lambda: None}
+    assert not worker.tables(trace, (0, 1), ["step_totals"], none)
 
 
 def test_large_tables_are_given_up_when_all_that_read_them_are_answered(
@@ -223,13 +259,14 @@ def test_who_is_waited_for_does_not_depend_on_spans_of_time(
     assert once.height and wanted(*frames).collect().equals(once)
 
 
+def ranks_and_steps(some: Trace, counted: pl.DataFrame) -> tuple[list[int], list[int]]:
+    return batches.ranks_of(some), counted["step"].to_list()
+
+
 @pytest.mark.usefixtures("in_pairs")
 def test_some_ranks_at_a_time_are_all_ranks_that_count(trace: Trace) -> None:
     counted = pl.DataFrame(
         {"rank": [0, 4, 5], "step": [2, 2, 3]}, schema={"rank": pl.Int32, "step": pl.Int64}
     )
-
-    def told(some: Trace, steps: pl.DataFrame) -> tuple[list[int], list[int]]:
-        return batches.ranks_of(some), steps["rank"].to_list()
-
-    assert batches.of_each_group(trace, counted, told) == [([0, 1], [0]), ([4, 5], [4, 5])]
+    told = unkept(trace).of_each_group(Fold(ranks_and_steps), counted)
+    assert told == [([0, 1], [2]), ([4, 5], [2, 3])]

@@ -36,6 +36,7 @@ from .declared import (
 )
 from .gains import predicted
 from .gathered.gather import READS, gather
+from .gathered.of_some_ranks import ALL as FOLDS
 from .given import Given
 from .host import join_host
 from .idle.checkpoint import held_up_by_staging
@@ -51,6 +52,7 @@ from .waiting import ARRIVES, EXPOSED, SLOW_LINK, asks_for, join_waiting
 
 __all__ = [
     "CHOSEN",
+    "FOLDS",
     "MADE",
     "READS",
     "Given",

@@ -441,44 +441,29 @@ def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     known = (phase == "forward").fill_null(False)
     if operators is None or steps is None:
         return known
-    backward = (
-        operators.filter(pl.col("phase").cast(pl.String) == "backward")
-        .select("rank", at="start")
-        .sort("rank", "at")
-        .collect()
-    )
-    first = (
-        backward.join_asof(
-            steps.select("rank", "step", at=OPENED).sort("rank", "at").collect(),
-            on="at", by="rank", strategy="backward", check_sortedness=False,
-        )
-        .drop_nulls("step")
-        .group_by("rank", "step")
-        .agg(backward=pl.col("at").min())
-    )  # fmt: skip
+    silent = phase.is_null()
+    of_passes = operators.filter(pl.col("phase").is_not_null()).select("rank", "start", "phase")
+    spoken = intervals.in_order(of_passes.collect(), "rank").rename({"start": "at"})
+    backward = spoken.filter(pl.col("phase") == "backward").select("rank", "at", _at="at")
     place = steps.select("rank", "step", start=OPENED).sort("rank", "start").collect()
+    opened = place.with_columns(_until=pl.col("start").shift(-1, fill_value=LATEST).over("rank"))
+    first = opened.join_asof(
+        backward, left_on="start", right_on="at", by="rank", strategy="forward", check_sortedness=False
+    ).filter(pl.col("_at") < pl.col("_until"))
     at = (
-        asked.select("rank", start="asked")
+        asked.filter(silent)
+        .select("rank", start="asked")
         .with_row_index("_row")
         .sort("rank", "start")
         .join_asof(place, on="start", by="rank", strategy="backward", check_sortedness=False)
-        .join(first, on=["rank", "step"], how="left")
-        .sort("_row")
-    )
-    spoken = (
-        operators.filter(pl.col("phase").is_not_null())
-        .select("rank", at="start", spoken=pl.col("phase").cast(pl.String))
-        .sort("rank", "at")
-        .collect()
-    )
-    last = (
-        at.sort("rank", "start")
+        .join(first.select("rank", "step", backward="_at"), on=["rank", "step"], how="left")
+        .sort("rank", "start")
         .join_asof(spoken, left_on="start", right_on="at", by="rank", check_sortedness=False)
         .sort("_row")
     )
-    again = (pl.col("spoken") == "forward") & (pl.col("start") < LATEST)
-    before = last.select(((pl.col("start") < pl.col("backward")) | again).fill_null(False)).to_series()
-    return known | (phase.is_null() & before)
+    again = (pl.col("phase") == "forward") & (pl.col("start") < LATEST)
+    before = at.select(((pl.col("start") < pl.col("backward")) | again).fill_null(False)).to_series()
+    return known.scatter(silent.arg_true(), before)
 
 
 def surely_waited(matches: pl.DataFrame, runs: pl.DataFrame, counted: pl.DataFrame) -> int:

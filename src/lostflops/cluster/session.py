@@ -14,7 +14,7 @@ import polars as pl
 
 from lostflops.recipe import Recipe
 from lostflops.recipes import named
-from lostflops.session import Session, Skipped, batches
+from lostflops.session import Fold, Session, Skipped, batches
 from lostflops.store.trace import Trace
 from lostflops.tables import TABLES
 
@@ -49,7 +49,11 @@ class ClusterSession(Session):
             self._unsliced = ClusterSession(trace.whole, workers)
 
     def begin(
-        self, names: Sequence[str], later: Sequence[str] = (), tell: Callable[[int, int], None] | None = None
+        self,
+        names: Sequence[str],
+        later: Sequence[str] = (),
+        tell: Callable[[int, int], None] | None = None,
+        folds: Sequence[Fold[Any]] = (),
     ) -> None:
         for recipe in map(named, names):
             if recipe.whole and self._unsliced is not self:

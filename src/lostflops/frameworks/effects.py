@@ -86,6 +86,8 @@ def sends_once(trace: Trace) -> bool:
         return False
     named = pl.col("name").cast(pl.String).str.contains(FORWARD)
     passes = ranges.filter(named).select("rank", "start").sort("rank", "start").collect()
+    if passes.is_empty():
+        return False
     sent = (
         _asked(collectives, trace.table("kernels"))
         .filter(pl.col("kind").cast(pl.String).is_in(["all-reduce", "reduce-scatter"]))
@@ -93,7 +95,7 @@ def sends_once(trace: Trace) -> bool:
         .sort("rank", "start")
         .collect()
     )
-    if passes.is_empty() or sent.is_empty():
+    if sent.is_empty():
         return False
     place = steps.select("rank", "step", start=OPENED).sort("rank", "start").collect()
     of = {

@@ -4,4 +4,5 @@ from .asking import GAINS as GAINS
 from .asking import Answer as Answer
 from .asking import Session as Session
 from .asking import Skipped as Skipped
+from .batches import Fold as Fold
 from .engine import engine_for as engine_for

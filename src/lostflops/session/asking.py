@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import partial
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import polars as pl
 
 from lostflops.errors import BadOption, LostflopsError, shown
 from lostflops.finding import Finding, PredictedGain
-from lostflops.recipe import Recipe
+from lostflops.recipe import Recipe, numbered_on
 from lostflops.recipes import named
 from lostflops.recipes.steps.sizes import sized
 from lostflops.replay.edits import together
@@ -27,7 +27,18 @@ from lostflops.store.trace import Trace
 from lostflops.tables import TABLES
 
 from . import ahead
-from .batches import Given, Group, answered, groups
+from .batches import (
+    NOTHING_BESIDE,
+    Fold,
+    Given,
+    Group,
+    SaidBeside,
+    answered,
+    groups,
+    of_group,
+    of_ranks,
+    reads,
+)
 from .engine import engine_for
 
 
@@ -48,6 +59,7 @@ class Answer:
     findings: tuple[Finding, ...]
 
 
+T = TypeVar("T")
 LARGE = 16 << 20  # bytes of a table that is given up when nothing needs it any more
 AT_ONCE = 2  # parts of a job, so that memory does not grow with the cores
 PREDICTED = "predicted_gains"
@@ -72,6 +84,7 @@ class Session:
         self._known: dict[str, pl.DataFrame | Skipped] = {}
         self._locks: dict[str, Lock] = {}  # of each table: two threads may ask
         self._ahead: dict[str, list[pl.DataFrame]] = {}  # tables that were computed ahead
+        self._beside: Mapping[Group, SaidBeside] = {}  # and what was folded with them
         # As far as was told, how often each will still be asked, and how many that lead to reading it.
         self._asks, self._readers = Counter[str](), Counter[str]()
         self._begun: list[str] = []  # what was asked, as far as that was told
@@ -79,33 +92,64 @@ class Session:
         self._unsliced: Session = self if trace.whole is trace else Session(trace.whole)
 
     def begin(
-        self, names: Sequence[str], later: Sequence[str] = (), tell: Callable[[int, int], None] | None = None
+        self,
+        names: Sequence[str],
+        later: Sequence[str] = (),
+        tell: Callable[[int, int], None] | None = None,
+        folds: Sequence[Fold[Any]] = (),
     ) -> None:
-        """These recipes will be asked next, and `later` some after them, as often as they stand there.
+        """These recipes will be asked next, and `later` some after them, as often as they stand there, and
+        `of_each_group` of these folds.
 
-        Of a large job, those whose ranks are independent are answered now; `tell(done, of)` is called with
+        Of a large job, what is told of some ranks at a time is answered now; `tell(done, of)` is called with
         the groups of ranks that are done. Of the others the last are answered while the first are asked. A
         large table is given up when all that read it are answered: asked for again, it is computed again.
         """
         self._asks = Counter((*names, *later))
-        self._readers = Counter(read for name in self._asks.elements() for read in _read_for(name))
+        self._readers = Counter(read for name in self._asks.elements() for read in reads(name))
         parts = groups(self.trace)
         if len(parts) < 2 or ahead.processes() < 2:
             return
         needed = dict[str, None]()
-        for name in names:
+        for name in (*names, *later):
             self._need(name, needed)
-        apart = [name for name in needed if all(named(n).scope == "rank" for n in _read_for(name))]
+        apart, handed = self._apart(needed)
         read_here = (named(name).inputs for name in needed if name not in apart)
-        told = {*names, *later, *(i.name for inputs in read_here for i in inputs)}.intersection(apart)
+        folded = {read for fold in folds for read in fold.reads}
+        told = {*names, *later}.difference(folded).union(i.name for inputs in read_here for i in inputs)
         if apart:
-            self._compare(apart)
+            self._compare([*apart, *handed])
             some = [part for part in parts if part is not None]
-            self._ahead = ahead.answers(self.trace, some, apart, sorted(told), tell)
+            given = {name: partial(self._handed, name) for name in handed}
+            asked = sorted(told.intersection(apart))
+            said = ahead.answers(self.trace, some, apart, asked, given, folds, tell)
+            self._ahead, self._beside = said.tables, said.beside
         rest = [name for name in names if name in needed and name not in apart]
         # Most of them work on one core: the others would idle.
         context = copy_context()
         Thread(target=lambda: context.run(self._answer_from_the_last, rest), daemon=True).start()
+
+    def _apart(self, needed: Collection[str]) -> tuple[list[str], list[str]]:
+        """Of these recipes those that can be answered for some ranks at a time, the last of them those that
+        read others of all ranks; and these others, which are known or read nothing but the run's tables."""
+        apart, handed = dict[str, bool](), dict[str, None]()
+        for name in needed:
+            inputs = (i.name for i in named(name).inputs if i.name not in TABLES)
+            others = [other for other in inputs if self._lacking(named(other)) is None]
+            whole = [other for other in others if other not in apart]
+            here = (
+                f"{other}[]" in self._known or (other in needed and _reads_tables(other)) for other in whole
+            )
+            if named(name).apart and all(here):
+                apart[name] = bool(whole) or any(apart[other] for other in others)
+                handed |= dict.fromkeys(whole)
+        return sorted(apart, key=apart.__getitem__), [*handed]
+
+    def _handed(self, name: str) -> pl.DataFrame | None:
+        try:
+            return self._asked(named(name))
+        except LostflopsError:  # who asks for it meets the error
+            return None
 
     def _answer_from_the_last(self, names: Sequence[str]) -> None:
         """Answer recipes until those are met that were asked. Who asks for one that fails meets the error."""
@@ -199,6 +243,34 @@ class Session:
             self._answers.keep(name, {}, table)
         return table
 
+    def of_each_group(
+        self,
+        fold: Fold[T],
+        counted: pl.DataFrame,
+        tables: Callable[[], Sequence[pl.DataFrame | None]] = tuple,
+    ) -> list[T]:
+        """What a fold tells of some ranks at a time, of those of which `counted` has rank and step.
+
+        `tables` gives those that the fold reads, where it was not told ahead.
+        """
+        found = list[T]()
+        for group in groups(self.trace):
+            if group is None:
+                return [fold.told(self.trace, counted, *tables())]
+            mine, beside = (
+                of_group(counted, group).sort("rank", "step"),
+                self._beside.get(group, NOTHING_BESIDE),
+            )
+            if mine.is_empty():
+                continue
+            same = fold.of_all_steps or (beside.counted is not None and mine.equals(beside.counted))
+            if same and fold.name in beside.folded:
+                found.append(beside.folded[fold.name])
+                continue
+            read = (None if table is None else of_group(table, group) for table in tables())
+            found.append(fold.told(of_ranks(self.trace, group), mine, *read))
+        return found
+
     def _asked_by_name(self, name: str) -> pl.DataFrame | None:
         return self._asked(named(name))
 
@@ -222,7 +294,7 @@ class Session:
         if self._asks[answered] <= 0:
             return
         self._asks[answered] -= 1
-        self._readers.subtract(_read_for(answered))
+        self._readers.subtract(reads(answered))
         for name in [*self._readers]:
             table = self._known.get(f"{name}[]")
             large = isinstance(table, pl.DataFrame) and table.estimated_size() > LARGE
@@ -277,7 +349,10 @@ class Session:
 
         # While one part waits for Python, another computes.
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            return pl.concat(pool.map(said, parts), rechunk=True)
+            tables = [*pool.map(said, parts)]
+        if wanted.numbers:
+            tables = numbered_on(tables, wanted.numbers, [table.height for table in tables])
+        return pl.concat(tables, rechunk=True)
 
     def _lacking(self, wanted: Recipe) -> Skipped | None:
         """Why the recipe cannot be answered, where tables that it or what it reads needs are not there.
@@ -302,11 +377,9 @@ class Session:
         return table if isinstance(table, Skipped) else [table]
 
 
-@cache
-def _read_for(name: str) -> set[str]:
-    """A recipe, all that it reads, and what those read."""
-    read = (_read_for(needed.name) for needed in named(name).inputs if needed.name not in TABLES)
-    return {name}.union(*read)
+def _reads_tables(name: str) -> bool:
+    """Whether a recipe reads no other one."""
+    return all(needed.name in TABLES for needed in named(name).inputs)
 
 
 def _is_kept(wanted: Recipe) -> bool:

@@ -8,11 +8,14 @@ all of them. Ranks are split here, or over the workers of a cluster, by the same
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Generic, TypeVar
 
 import polars as pl
 
 from lostflops.recipe import Recipe
+from lostflops.recipes import named
 from lostflops.store.trace import Trace
 from lostflops.tables import TABLES
 
@@ -20,8 +23,6 @@ from lostflops.tables import TABLES
 EVENTS = 2_000_000
 
 T = TypeVar("T")
-Told = Callable[[Trace, pl.DataFrame], T]
-"""Answers about a trace and the rows of steps that count."""
 Group = tuple[int, ...]
 Given = dict[str, Sequence[pl.DataFrame] | None]
 """What a recipe reads, by name: of another recipe its table in parts, none where that is not answered; of a
@@ -49,7 +50,9 @@ def groups(trace: Trace) -> list[Group | None]:
     if trace.manifest.num_events <= EVENTS:
         return [None]
     ranks = ranks_of(trace)
-    parts = split(ranks, max(1, len(ranks) * EVENTS // trace.manifest.num_events))
+    most = max(1, len(ranks) * EVENTS // trace.manifest.num_events)
+    # As large as each other: what is left over would keep one process waiting for another.
+    parts = split(ranks, -(-len(ranks) // -(-len(ranks) // most)) if ranks else most)
     return [*parts] if len(parts) > 1 else [None]
 
 
@@ -75,6 +78,13 @@ def answered(
         return wanted(*frames, **options).collect()
 
 
+@cache
+def reads(name: str) -> frozenset[str]:
+    """A recipe, all that it reads, and what those read."""
+    read = (reads(needed.name) for needed in named(name).inputs if needed.name not in TABLES)
+    return frozenset({name}.union(*read))
+
+
 def _read(trace: Trace, name: str, parts: Sequence[pl.DataFrame] | None) -> pl.LazyFrame | None:
     if parts is None:
         return trace.table(name)
@@ -89,13 +99,43 @@ def of_ranks(trace: Trace, group: Group | None) -> Trace:
     return trace.select(ranks if trace.ranks is None else trace.ranks & ranks)
 
 
-def of_each_group(trace: Trace, counted: pl.DataFrame, told: Told[T]) -> list[T]:
-    """What `told` says of some ranks at a time, of the trace seen through them and their rows of `counted`.
+@dataclass(frozen=True)
+class Fold(Generic[T]):
+    """What is told of some ranks at a time: `told(trace, counted, *tables)` of the trace seen through them,
+    of rank and step of their steps that count, and of their tables of the recipes `reads`, None where one is
+    not answered. What is told `of_all_steps` is the same whichever count. `told` is a function of a module,
+    which other processes import."""
 
-    Ranks of which `counted` has none are left out.
-    """
-    each = groups(trace)
-    if each == [None]:
-        return [told(trace, counted)]
-    theirs = ((group, counted.filter(pl.col("rank").is_in(group or ()))) for group in each)
-    return [told(of_ranks(trace, group), rows) for group, rows in theirs if not rows.is_empty()]
+    told: Callable[..., T]
+    reads: tuple[str, ...] = ()
+    of_all_steps: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.told.__module__}:{self.told.__qualname__}"
+
+
+@dataclass(frozen=True)
+class SaidBeside:
+    """What a process says of a group of ranks beside tables: by columns how many numbers they give to rows,
+    rank and step of the steps that count, and what folds tell of these, by name."""
+
+    numbered: Mapping[str, int]
+    counted: pl.DataFrame | None
+    folded: Mapping[str, Any]
+
+
+NOTHING_BESIDE = SaidBeside({}, None, {})
+
+
+def of_group(rows: pl.DataFrame, group: Group) -> pl.DataFrame:
+    """The rows of these ranks."""
+    return rows.filter(pl.col("rank").is_in(group))
+
+
+def that_count(ledger: pl.DataFrame, counted: pl.DataFrame | None) -> pl.DataFrame:
+    """Rank and step of the steps that count, in order, of those of a ledger; all, where none says which."""
+    steps = ledger.select("rank", "step").unique()
+    if counted is not None:
+        steps = steps.join(counted, on=["rank", "step"], how="semi")
+    return steps.sort("rank", "step")

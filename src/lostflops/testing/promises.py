@@ -16,7 +16,7 @@ import polars as pl
 
 from lostflops.columns import Instant, Type
 from lostflops.finding import Finding, Gain
-from lostflops.recipe import Bars, Example, HeatMap, Points, Recipe, Rows
+from lostflops.recipe import Bars, Example, HeatMap, Points, Recipe, Rows, numbered_on
 from lostflops.recipes import recipes
 from lostflops.tables import TABLES
 from lostflops.testing.examples import inputs_on_example, on_example, rows_of
@@ -142,8 +142,9 @@ def ranks_are_answered_apart_where_it_says_so(recipe: Recipe) -> None:
     for example, got in _answered(recipe):
         inputs = inputs_on_example(recipe, example.given)
         ranks = got["rank"].unique().sort().to_list()
-        parts = [recipe(*(_of_rank(frame, rank) for frame in inputs), **example.options) for rank in ranks]
-        together = pl.concat([got.clear().lazy(), *parts]).collect()
+        apart = [recipe(*(_of_rank(frame, rank) for frame in inputs), **example.options) for rank in ranks]
+        parts = [got.clear(), *pl.collect_all(apart)]
+        together = pl.concat(numbered_on(parts, recipe.numbers, [part.height for part in parts]))
         exact: dict[str, Any] = {"check_exact": True} if divides_alike() else {"rel_tol": 1e-12}
         _same(together, got, example, "its ranks apart", **exact)
 

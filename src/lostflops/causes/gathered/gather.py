@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import polars as pl
 
@@ -38,29 +38,29 @@ from lostflops.causes.purposes import (
 )
 from lostflops.errors import LostflopsError
 from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
-from lostflops.recipes.host.launching_threads import launches_beside
-from lostflops.recipes.host.saving import HELD_UP, held_up_by_async, saving_rows, with_proofs
+from lostflops.recipes.host.saving import HELD_UP, saving_rows
 from lostflops.recipes.host_steps import LOOPS, host_steps, in_host_steps, loops_over_steps
-from lostflops.recipes.idle.evaluations import EVALUATIONS, in_evaluations
-from lostflops.recipes.idle.gaps import between_nodes
-from lostflops.recipes.idle.made_tensors import MADE, made_on_cpu
-from lostflops.recipes.idle.read_values import computed_to_be_read, reads_after_passes, reads_values
+from lostflops.recipes.idle.evaluations import EVALUATIONS
+from lostflops.recipes.idle.made_tensors import MADE
+from lostflops.recipes.idle.read_values import computed_to_be_read, reads_values
 from lostflops.recipes.idle.updates import UPDATES, in_updates
-from lostflops.recipes.layout.micro_batches import alike, micro_batches
+from lostflops.recipes.layout.micro_batches import alike
 from lostflops.recipes.needless.products import SLOW_PRODUCTS, slow_products
-from lostflops.recipes.needless.run_again import RUN_AGAIN, run_again
-from lostflops.recipes.operators.loss_work import LOSSES, loss_work
-from lostflops.recipes.operators.weight_casts import CASTS, weight_casts
+from lostflops.recipes.needless.run_again import RUN_AGAIN, of_all_ranks, run_again
+from lostflops.recipes.operators.loss_work import LOSSES
+from lostflops.recipes.operators.weight_casts import CASTS
 from lostflops.recipes.transfers import lengthened
-from lostflops.session import Answer, Session, Skipped
-from lostflops.session.batches import Told, of_each_group
+from lostflops.session import Answer, Fold, Session, Skipped
 from lostflops.store.trace import Trace
+
+from . import of_some_ranks
+
+T = TypeVar("T")
 
 PURPOSES, TOTAL = pl.Schema({"purpose": pl.String, "ns": pl.Int64}), pl.Schema({"ns": pl.Int64})
 RANKS = pl.Schema({"rank": pl.Int32})
 WINDOW = ("rank", "start", "end")
 SCHEDULE = pl.Schema({"schedule": pl.String})
-LONG = 1_000_000  # ns: a framework takes microseconds between two operators
 BESIDE_FROM = 0.1  # of the steps: pauses of so much are held against other threads
 
 # What `gather` asks of a session, where it has most to ask.
@@ -134,35 +134,44 @@ def gather(
             return empty.to_frame()
 
     stretches = cache(partial(_table, session, "idle_causes"))
-    asked = folded("flops", ASKED, lambda: asked_flops(trace, counted)) if many else ASKED.to_frame()
 
-    def on_device(name: str, empty: pl.Schema, told: Told[pl.DataFrame]) -> pl.DataFrame:
+    def each(fold: Fold[T]) -> list[T]:
+        return session.of_each_group(fold, counted, lambda: [stretches()] if fold.reads else [])
+
+    def asked_for() -> pl.DataFrame:
+        return asked_flops(each(of_some_ranks.FLOPS))
+
+    asked = folded("flops", ASKED, asked_for) if many else ASKED.to_frame()
+
+    def on_device(name: str, empty: pl.Schema, fold: Fold[pl.DataFrame]) -> pl.DataFrame:
         none = empty.to_frame()
-        if on_host:
-            return none
-        return folded(name, empty, lambda: pl.concat([none, *of_each_group(trace, counted, told)]))
+        return none if on_host else folded(name, empty, lambda: pl.concat([none, *each(fold)]))
 
-    def in_turn(_: Session, steps: pl.DataFrame) -> int:
-        return alike(of_each_group(trace, steps, micro_batches))
+    def in_turn(session: Session, counted: pl.DataFrame) -> int:
+        return alike(each(of_some_ranks.MICRO_BATCHES))
 
-    def nodes(_: Session, steps: pl.DataFrame) -> int:
-        idle, kernels = stretches(), trace.table("kernels")
-        return 0 if idle is None or kernels is None else between_nodes(idle, kernels, steps)
+    def summed(fold: Fold[int]) -> Callable[[Session, pl.DataFrame], int]:
+        return lambda session, counted: sum(each(fold))
 
     def two_threads(_: Session, steps: pl.DataFrame) -> int:
-        each = of_each_group(trace, steps, lambda some, at: launches_beside(some, stretches(), at))
+        told = each(of_some_ranks.LAUNCHED_BESIDE)
         stretches.cache_clear()  # it is large, and nothing below reads it
-        return sum(each)
+        return sum(told)
 
     def total(name: str, fold: Callable[[Session, pl.DataFrame], int]) -> int:
         made = folded(name, TOTAL, lambda: pl.DataFrame({"ns": [fold(session, counted)]}, schema=TOTAL))
         return int(made["ns"].sum())
 
-    again = folded("again", RUN_AGAIN, lambda: run_again(trace, counted, on_host))
+    def computed_again() -> pl.DataFrame:
+        if on_host:
+            return of_all_ranks([run_again(trace, counted, on_host)])
+        return of_all_ranks(each(of_some_ranks.RUN_AGAIN))
+
+    again = folded("again", RUN_AGAIN, computed_again)
     return Given(
         answers=answers,
         ledger=ledger,
-        names=folded("names", NAMES, lambda: _names(trace, stretches(), counted)),
+        names=folded("names", NAMES, lambda: of_some_ranks.names_of(trace, each(of_some_ranks.NAMED))),
         # Beside the names, as long as what both read is there.
         beside=folded("beside", BESIDE, lambda: _beside(session, ledger)),
         work=folded("work", WORK, lambda: computed_in(trace, on_host, ledger)) if many else WORK.to_frame(),
@@ -171,26 +180,26 @@ def gather(
         beyond_least=dict(asked.select("rank", "beyond").iter_rows()),
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
         outlasted=total("outlasted", _outlasted) if "copy_summary_by_time" in answers else 0,
-        in_long_pauses=total("in_long_pauses", lambda _, steps: _in_long_pauses(stretches(), steps)),
+        in_long_pauses=total("in_long_pauses", summed(of_some_ranks.LONG_PAUSES)),
         fetches=total("fetches", partial(_fetches, trace))
         if any(f.accounts == (LOADING,) for a in answers.values() for f in a.findings)
         else 0,
         micro_batches=0 if on_host else total("micro_batches", in_turn),
         beside_work=total("beside_work", lambda session, _: _beside_work(session)) if not on_host else 0,
-        between_nodes=0 if on_host else total("between_nodes", nodes),
+        between_nodes=0 if on_host else total("between_nodes", summed(of_some_ranks.BETWEEN_NODES)),
         # All kernels, so only where values are read at a cost.
         to_be_read=total("to_be_read", lambda _, counted: computed_to_be_read(trace, counted))
         if not on_host and any(f.name == HOST_WAITS for a in answers.values() for f in a.findings)
         else 0,
-        after_passes=0 if on_host else total("after_passes", lambda _, at: reads_after_passes(trace, at)),
+        after_passes=0 if on_host else total("after_passes", summed(of_some_ranks.READ_AFTER_PASSES)),
         reads_values=on_host or total("reads_values", lambda _, counted: reads_values(trace, counted)) > 0,
-        updates=folded("updates", UPDATES, lambda: in_updates(trace, stretches(), counted))
+        updates=folded("updates", UPDATES, lambda: in_updates(each(of_some_ranks.UPDATED)))
         if not on_host
         else UPDATES.to_frame(),
-        evaluations=on_device("evaluations", EVALUATIONS, lambda t, at: in_evaluations(t, stretches(), at)),
-        made_on_cpu=on_device("made_on_cpu", MADE, lambda t, steps: made_on_cpu(t, stretches(), steps)),
-        losses=on_device("losses", LOSSES, loss_work),
-        casts=on_device("casts", CASTS, weight_casts),
+        evaluations=on_device("evaluations", EVALUATIONS, of_some_ranks.EVALUATED),
+        made_on_cpu=on_device("made_on_cpu", MADE, of_some_ranks.MADE_ON_CPU),
+        losses=on_device("losses", LOSSES, of_some_ranks.LOSS_WORK),
+        casts=on_device("casts", CASTS, of_some_ranks.WEIGHT_CASTS),
         again=again,
         memory_peak=_memory_peak(session) if again.height and not on_host else 0.0,
         slow_products=folded("slow_products", SLOW_PRODUCTS, lambda: slow_products(trace, counted))
@@ -201,7 +210,7 @@ def gather(
         in_async=folded(
             "in_async",
             HELD_UP,
-            lambda: pl.concat([HELD_UP.to_frame(), *of_each_group(trace, counted, held_up_by_async)]),
+            lambda: pl.concat([HELD_UP.to_frame(), *each(of_some_ranks.HELD_BY_ASYNC)]),
         ),
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),
@@ -264,25 +273,6 @@ def _table(session: Session, recipe: str) -> pl.DataFrame | None:
 def _memory_peak(session: Session) -> float:
     memory = _table(session, "batch_headroom")
     return 0.0 if memory is None else float(memory["peak_share"].max() or 0.0)  # pyright: ignore[reportArgumentType]
-
-
-def _names(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFrame) -> pl.DataFrame:
-    if stretches is None:
-        return NAMES.to_frame()
-    here = stretches.join(counted, on=["rank", "step"], how="semi").with_columns(
-        pl.col("name").cast(pl.String)
-    )
-    return (
-        pl.concat(
-            [
-                here.filter(account=CHECKPOINT).pipe(with_proofs, trace),
-                here.filter(pl.col("account") != CHECKPOINT),
-            ]
-        )
-        .group_by("rank", "account", "name")
-        .agg(ns=(pl.col("end") - pl.col("start")).sum())
-        .select(pl.col(c).cast(t) for c, t in NAMES.items())
-    )
 
 
 def _waited(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
@@ -348,15 +338,6 @@ def _beside(session: Session, ledger: pl.DataFrame) -> pl.DataFrame:
     return (
         BESIDE.to_frame() if beside is None else beside.select(pl.col(c).cast(t) for c, t in BESIDE.items())
     )
-
-
-def _in_long_pauses(stretches: pl.DataFrame | None, counted: pl.DataFrame) -> int:
-    if stretches is None:
-        return 0
-    other = stretches.filter(pl.col("account") == OTHER_HOST).join(counted, on=["rank", "step"], how="semi")
-    length = pl.col("end") - pl.col("start")
-    pauses = intervals.union(other.lazy(), ["rank"]).filter(length >= LONG)
-    return int(pauses.select(length.sum()).collect().item() or 0)
 
 
 def _fetches(trace: Trace, session: Session, counted: pl.DataFrame) -> int:

@@ -31,6 +31,7 @@ GATHERS = ((3, 13, 0), (28, 48, 5), (90, 130, 84), (150, 170, 136))
     scope="job",
     page=False,
     whole=True,
+    apart=True,
     columns={
         "rank": Id("rank"),
         "step": Id("step number"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from lostflops.recipes.compute.flops import FLOPS, flops_of
@@ -14,6 +16,7 @@ WORK = pl.Schema(
     {"rank": pl.Int32, "family": pl.String, "kernel": pl.String, "calls": pl.Int64, "time": pl.Int64}
 )
 PACES = pl.Schema({**WORK, "slow": pl.Boolean})
+IN_STEPS = pl.Schema({"rank": pl.Int32, "step": pl.Int64, "flops": pl.Float64})
 ASKED = pl.Schema({"rank": pl.Int32, "flops": pl.Float64, "beyond": pl.Float64})
 SIZED = "|"  # between a kernel's name and its size
 
@@ -61,15 +64,12 @@ def paces_of(trace: Trace, ledger: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def asked_flops(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
-    """FLOPs that operators ask for which the host began in the steps that count; of ranks with all shapes.
-
-    `beyond` is by what share they ask for more than those of the rank that asks for least, in the step in
-    which that is most.
-    """
+def flops_in_steps(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
+    """FLOPs that operators ask for which the host began in each step that counts: rank, step, flops; of ranks
+    with all shapes."""
     steps, operators = trace.table("steps"), trace.table("operators")
     if steps is None or operators is None:
-        return ASKED.to_frame()
+        return IN_STEPS.to_frame()
     rows = operators.select("rank", "start", pl.col("name", "shapes", "dtypes").cast(pl.String))
     kinds = (
         in_host_steps(rows.filter(pl.col("name").is_in([*FLOPS])), host_steps(steps, counted.lazy()))
@@ -78,11 +78,22 @@ def asked_flops(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
         .collect()
     )
     each = [flops_of(*row) for row in kinds.select("name", "shapes", "dtypes").iter_rows()]
-    asked = kinds.with_columns(each=pl.Series(each, dtype=pl.Float64))
     return (
-        asked.filter(pl.col("each").is_not_null().all().over("rank"))
+        kinds.with_columns(each=pl.Series(each, dtype=pl.Float64))
+        .filter(pl.col("each").is_not_null().all().over("rank"))
         .group_by("rank", "step")
         .agg(flops=(pl.col("each") * pl.col("calls")).sum())
+    )
+
+
+def asked_flops(told: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """FLOPs that operators ask for in all steps that count, of what `flops_in_steps` tells of some ranks.
+
+    `beyond` is by what share they ask for more than those of the rank that asks for least, in the step in
+    which that is most.
+    """
+    return (
+        pl.concat([IN_STEPS.to_frame(), *told])
         .with_columns(beyond=pl.col("flops") / pl.col("flops").min().over("step") - 1)
         .group_by("rank")
         .agg(pl.col("flops").sum(), pl.col("beyond").max())

@@ -21,6 +21,7 @@ CAUSES = tuple(f"idle.{cause}" for cause in HOST_CAUSES)
     scope="job",
     page=False,
     whole=True,
+    apart=True,
     columns={
         "rank": Id("rank"),
         "step": Id("step number"),

@@ -13,7 +13,7 @@ LANE = ["rank", "thread"]
 MUCH = 0.2  # of a rank's kernels, from which on a thread launches as the others do: no copying beside
 
 
-def launches_beside(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFrame) -> int:
+def launches_beside(trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame | None) -> int:
     """How long the GPU idles for slow launching while two threads that launch are in operators, ns in all.
 
     Threads that run backward for another, which waits meanwhile, do not count. Python lets one thread run at

@@ -32,7 +32,7 @@ EVALUATIONS = pl.Schema(
 SPANS = ("rank", "thread", "start", "end")
 
 
-def in_evaluations(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFrame) -> pl.DataFrame:
+def in_evaluations(trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame | None) -> pl.DataFrame:
     """What the evaluations inside steps that count take, by account and name, ns; each instant once.
 
     `stretches` is the table of `idle_causes`: of those it holds what lies inside an evaluation. A row of the

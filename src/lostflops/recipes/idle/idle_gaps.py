@@ -13,6 +13,8 @@ from lostflops.recipe import Example, recipe
     scope="job",
     page=False,
     whole=True,
+    apart=True,
+    numbers="gap",
     columns={
         "rank": Id("rank"),
         "step": Id("step number"),

@@ -31,7 +31,7 @@ MADE = pl.Schema(
 LANE = ["rank", "thread"]
 
 
-def made_on_cpu(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFrame) -> pl.DataFrame:
+def made_on_cpu(trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame | None) -> pl.DataFrame:
     """How long the GPU idles while the CPU computes on tensors of its own, by account and name, ns.
 
     An operator that computes and launches nothing has tensors of the CPU; where many of them stand before a

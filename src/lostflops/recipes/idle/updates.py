@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import polars as pl
 
 from lostflops import intervals
@@ -30,18 +33,26 @@ UPDATES = pl.Schema(
 )
 
 
-def in_updates(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFrame) -> pl.DataFrame:
-    """How long the GPU idles inside steps of an optimizer while the CPU launches, by account and name, ns.
+class UpdatesOfSome(NamedTuple):
+    """What is told of some ranks: which of the tables says when their optimizers step, how long each class
+    does, whether a kernel does all of an update, and the rows of `UPDATES` but for the class."""
 
-    `stretches` is the table of `idle_causes`, `counted` has rank and step of the steps that count. Longer
-    pauses that run other code are not part of launching. Where the CPU is ahead, the pauses between two
-    kernels of the update are there as well, under the account 'idle.dependency'. A row of the account
-    'compute' says how many kernels these steps launch, and for how long those run. `optimizer` is its class,
-    null where no range says it. Nothing where a kernel does all of an update.
+    told_by: int
+    classes: pl.DataFrame
+    fused: bool
+    rows: pl.DataFrame
+
+
+def in_updates_of_some(
+    trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame | None
+) -> UpdatesOfSome | None:
+    """What `in_updates` puts together, of the ranks of this trace; None where no optimizer is seen to step.
+
+    `stretches` is the table of `idle_causes`, `counted` has rank and step of the steps that count.
     """
-    spans, kernels = _steps_of_optimizers(trace), trace.table("kernels")
+    (told_by, spans), kernels = _steps_of_optimizers(trace), trace.table("kernels")
     if stretches is None or kernels is None or spans.is_empty():
-        return UPDATES.to_frame()
+        return None
     length = pl.col("end") - pl.col("start")
     calls_nothing = pl.col("account").is_in([OTHER_HOST, UNEXPLAINED])
     idle = stretches.join(counted, on=["rank", "step"], how="semi").filter(
@@ -51,23 +62,42 @@ def in_updates(trace: Trace, stretches: pl.DataFrame | None, counted: pl.DataFra
     inside = intervals.inside(idle.lazy(), cover, {"ns": pl.lit(True)}).filter(pl.col("ns") > 0)
     by_name = inside.group_by("rank", "account", pl.col("name").cast(pl.String)).agg(pl.col("ns").sum())
     by_class = spans.group_by("optimizer").agg(ns=length.sum())
-    lasting = by_class.sort("ns", "optimizer", descending=[True, False])
     launched = _launched(trace, kernels, cover, counted)
     names = launched["name"].unique().cast(pl.String).drop_nulls()
-    if names.str.contains(FUSED).any():
-        return UPDATES.to_frame()
     each = launched.group_by("rank").agg(pl.col("ns").sum(), kernels=pl.len())
     told = [
         by_name.with_columns(kernels=pl.lit(0)).collect(),
         _between(stretches, kernels, launched, counted).with_columns(kernels=pl.lit(0)),
         each.with_columns(account=pl.lit(COMPUTE), name=pl.lit(None, pl.String)),
     ]
-    return pl.concat(
-        rows.with_columns(optimizer=pl.lit(lasting["optimizer"][0], pl.String)).select(
-            pl.col(c).cast(t) for c, t in UPDATES.items()
-        )
+    rows = [
+        rows.with_columns(optimizer=pl.lit(None)).select(pl.col(c).cast(t) for c, t in UPDATES.items())
         for rows in told
-    ).sort("rank", "account", "ns", "name", descending=[False, False, True, False])
+    ]
+    return UpdatesOfSome(told_by, by_class, names.str.contains(FUSED).any(), pl.concat(rows))
+
+
+def in_updates(told: Sequence[UpdatesOfSome | None]) -> pl.DataFrame:
+    """How long the GPU idles inside steps of an optimizer while the CPU launches, by account and name, ns.
+
+    Longer pauses that run other code are not part of launching. Where the CPU is ahead, the pauses between
+    two kernels of the update are there as well, under the account 'idle.dependency'. A row of the account
+    'compute' says how many kernels these steps launch, and for how long those run. `optimizer` is its class,
+    null where no range says it. Nothing where a kernel does all of an update. Frames count only where no
+    rank has ranges.
+    """
+    seen = [some for some in told if some is not None]
+    surest = min((some.told_by for some in seen), default=0)
+    those = [some for some in seen if some.told_by == surest]
+    if not those or any(some.fused for some in those):
+        return UPDATES.to_frame()
+    by_class = pl.concat(some.classes for some in those).group_by("optimizer").agg(pl.col("ns").sum())
+    lasting = by_class.sort("ns", "optimizer", descending=[True, False])
+    return (
+        pl.concat(some.rows for some in those)
+        .with_columns(optimizer=pl.lit(lasting["optimizer"][0], pl.String))
+        .sort("rank", "account", "ns", "name", descending=[False, False, True, False])
+    )
 
 
 def _between(
@@ -112,9 +142,10 @@ def _launched(
     return inside.select("rank", "name", "start", "ns")
 
 
-def _steps_of_optimizers(trace: Trace) -> pl.DataFrame:
-    """When optimizers step: rank, start, end, optimizer; by the framework's ranges, or else by frames."""
-    for table, mark in (("ranges", MARK), ("frames", FRAME)):
+def _steps_of_optimizers(trace: Trace) -> tuple[int, pl.DataFrame]:
+    """When optimizers step: rank, start, end, optimizer; by the framework's ranges, or else by frames: the
+    place of the one that tells."""
+    for place, (table, mark) in enumerate((("ranges", MARK), ("frames", FRAME))):
         rows = trace.table(table)
         if rows is None:
             continue
@@ -123,5 +154,7 @@ def _steps_of_optimizers(trace: Trace) -> pl.DataFrame:
         steps = names.filter(names.str.contains(mark)).to_list()
         if steps:
             mine = rows.filter(name.is_in(steps))
-            return mine.select("rank", "start", "end", optimizer=name.str.extract(MARK)).collect()
-    return pl.DataFrame(schema={"rank": pl.Int32, "start": pl.Int64, "end": pl.Int64, "optimizer": pl.String})
+            return place, mine.select("rank", "start", "end", optimizer=name.str.extract(MARK)).collect()
+    return 0, pl.DataFrame(
+        schema={"rank": pl.Int32, "start": pl.Int64, "end": pl.Int64, "optimizer": pl.String}
+    )

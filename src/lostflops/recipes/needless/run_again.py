@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from lostflops import intervals
@@ -9,11 +11,12 @@ from lostflops.recipes.host_steps import host_steps, while_on_host
 from lostflops.replay.edits.on_host.again import computed_again
 from lostflops.store.trace import Trace
 
+MOST = 8  # operators that are told
 RUN_AGAIN = pl.Schema({"operator": pl.String, "ns": pl.Int64})
 
 
 def run_again(trace: Trace, counted: pl.DataFrame, on_host: bool) -> pl.DataFrame:
-    """What that takes of all steps and ranks, ns, and in which operators, the longest first.
+    """What that takes of all steps and ranks, ns, and in which operators.
 
     The first row has no operator and is all of it: of a CPU with calling the layers again, of a GPU what its
     kernels take. Communication is left out, though ranks that share a layer exchange its parts again. No row
@@ -38,4 +41,16 @@ def run_again(trace: Trace, counted: pl.DataFrame, on_host: bool) -> pl.DataFram
     total = spent(intervals.union(whole, ["rank"]))["ns"].sum()
     named = spent(rows).group_by("operator").agg(pl.col("ns").sum())
     first = pl.DataFrame({"operator": [None], "ns": [total]}, schema=RUN_AGAIN)
-    return pl.concat([first, named.sort("ns", "operator", descending=[True, False])]).head(9 if total else 0)
+    return pl.concat([first, named.select(*RUN_AGAIN)]) if total else RUN_AGAIN.to_frame()
+
+
+def run_again_on_device(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
+    """The same of some ranks that have a GPU."""
+    return run_again(trace, counted, on_host=False)
+
+
+def of_all_ranks(each: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """What some ranks at a time run again, added up: all of it, then the operators, the longest first."""
+    every = pl.concat([RUN_AGAIN.to_frame(), *each]).group_by("operator").agg(pl.col("ns").sum())
+    whole = pl.col("operator").is_null()
+    return every.sort(~whole, -pl.col("ns"), "operator").head(1 + MOST)

@@ -12,6 +12,7 @@ from lostflops.tables import Steps
 @recipe(
     question="Where did each step's time go?",
     scope="job",
+    apart=True,
     columns={
         "rank": Id("rank"),
         "step": Id("step number"),

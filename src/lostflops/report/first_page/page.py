@@ -23,7 +23,7 @@ from lostflops.version import __version__
 from . import facts, quality, roofs, step_notes
 from .budget import Budget, budget
 from .moments import Moments, moments
-from .notes.lost_work import doubted, lost_work
+from .notes.lost_work import LOST, doubted, lost_work
 from .notes.of_one_run import OF_OTHER_TIMES, of_other_runs, of_other_times
 from .notes.profiler_overhead import doubting, own_work, profiler_at_work
 from .notes.shared_gpu import shared
@@ -169,6 +169,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
         names,
         (*causes.READS, *LATER),
         (lambda done, of: on_recipe("questions of each rank", done, of)) if on_recipe else None,
+        (*causes.FOLDS, LOST, step_notes.BESIDE),
     )
     answers: list[Answer] = []
     skipped: list[Skipped] = []
@@ -206,7 +207,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
     )
     found = causes.predicted(causes.findings(given), session, given.mean_step)
     found = tuple(causes.with_busy_links(finding, given) for finding in found)
-    lost = _kept_notes(session, "page_lost_work", partial(lost_work, trace, steps))
+    lost = _kept_notes(session, "page_lost_work", partial(lost_work, session, steps))
     apart = [*of_other_times(trace.manifest.quality)]
     if len(run.ranks) > 1 and not apart:
         apart = _kept_notes(session, "page_other_runs", lambda: _other_runs(trace, session, run, counting))
@@ -232,7 +233,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
             *shared(trace.manifest.quality, len(run.ranks)),
             *_between(trace, steps),
             *profiler,
-            *_kept_notes(session, "page_uncovered", partial(step_notes.uncovered, trace, steps)),
+            *_kept_notes(session, "page_uncovered", partial(step_notes.uncovered, session, steps)),
             *step_notes.without_update(trace, steps),
             *_clocks(trace, by_name, run),
             *step_notes.lengths(steps, counting),

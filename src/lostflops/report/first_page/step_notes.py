@@ -10,6 +10,7 @@ from lostflops import intervals
 from lostflops.causes.names import spoken, without_place
 from lostflops.finding import milliseconds, percent
 from lostflops.recipes.idle.evaluations import FRAMES, HOST
+from lostflops.session import Fold, Session
 from lostflops.store.trace import Trace
 from lostflops.tables import LEFT_OUT_BECAUSE
 
@@ -35,6 +36,7 @@ MUCH_LONGER, APART, FEWEST_UNEVEN = 2, 1.5, 4
 
 WORTH_TELLING = 0.01  # of what the GPU does while recorded
 MARKED = ("profiler", "range")
+BESIDE_STEPS = pl.Schema({"rank": pl.Int32, "whole": pl.Int64, "before": pl.Int64, "after": pl.Int64})
 UPDATE = r"^Optimizer\.step#"
 FEWEST = 4  # marked steps: fewer do not show how often the optimizer runs
 AT_MOST = 0.5  # of the marked steps, with an update: from there down they are parts of optimizer steps
@@ -280,20 +282,23 @@ def lengths(steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
         yield f"On average a step {took}: the GPU was behind and catches up, and the page counts GPU time."
 
 
-def uncovered(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
-    """How long the GPU works before the first marked step and after the last, where that is worth a word."""
+def beside_steps(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
+    """How long each rank's device works in all, before its first marked step and after its last, ns."""
+    steps = trace.table("steps")
     work = [
         table.select("rank", "start", "end").filter(pl.col("end") > pl.col("start"))
         for name in ("kernels", "copies")
         if (table := trace.table(name)) is not None
     ]
-    marked = steps.filter(pl.col("source").cast(pl.String).is_in(MARKED))
-    if marked.is_empty() or not work:
-        return
+    if steps is None or not work:
+        return BESIDE_STEPS.to_frame()
+    marked = steps.filter(pl.col("source").cast(pl.String).is_in(MARKED)).collect()
+    if marked.is_empty():
+        return BESIDE_STEPS.to_frame()
     busy = intervals.union(pl.concat(work), ["rank"]).collect()
     ends = marked.group_by("rank").agg(first=pl.col("start").min(), last=pl.col("end").max())
     length = pl.col("end") - pl.col("start")
-    by_rank = (
+    return (
         busy.join(ends, on="rank")
         .group_by("rank")
         .agg(
@@ -301,9 +306,20 @@ def uncovered(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
             before=(pl.col("end").clip(None, pl.col("first")) - pl.col("start")).clip(0).sum(),
             after=(pl.col("end") - pl.col("start").clip(pl.col("last"))).clip(0).sum(),
         )
-        .sort(pl.col("before") + pl.col("after"), "rank", descending=[True, False])
+        .select(pl.col(c).cast(t) for c, t in BESIDE_STEPS.items())
     )
-    if by_rank.is_empty():  # no work of theirs takes any time
+
+
+BESIDE = Fold(beside_steps, of_all_steps=True)
+
+
+def uncovered(session: Session, steps: pl.DataFrame) -> Iterator[str]:
+    """How long the GPU works before the first marked step and after the last, where that is worth a word."""
+    told = session.of_each_group(BESIDE, steps.select("rank", "step").unique())
+    by_rank = pl.concat([BESIDE_STEPS.to_frame(), *told]).sort(
+        pl.col("before") + pl.col("after"), "rank", descending=[True, False]
+    )
+    if by_rank.is_empty():  # no step is marked, or no work takes any time
         return
     rank, whole, before, after = by_rank.row(0)
     if before + after < WORTH_TELLING * whole:

@@ -9,7 +9,7 @@ import polars as pl
 
 from lostflops.finding import Finding, percent
 from lostflops.recipes.lost_kernels import WORTH_TELLING, launching
-from lostflops.session.batches import groups, of_ranks
+from lostflops.session import Fold, Session
 from lostflops.store.trace import OPENED, Trace
 
 UNRECORDED = "idle.unrecorded"
@@ -17,13 +17,10 @@ AGAIN = "Record fewer steps, or less at a time (no stacks, no shapes): the profi
 MAY_BE_WORK = "The GPU may have worked meanwhile: kernels of some launches were not recorded."
 
 
-def lost_work(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
+def lost_work(session: Session, steps: pl.DataFrame) -> Iterator[str]:
     """That calls in steps launch kernels which were not recorded."""
-    if steps.is_empty():
-        return
-    begun = steps.select("rank", _from=OPENED).group_by("rank").min()
-    counts = [_lost(of_ranks(trace, group), begun) for group in groups(trace)]
-    lost, calls = (sum(column) for column in zip(*counts, strict=True))
+    counts = session.of_each_group(LOST, steps.select("rank", "step").unique())
+    lost, calls = (sum(column) for column in zip((0, 0), *counts, strict=True))
     if not calls or lost < WORTH_TELLING * calls:
         return
     yield (
@@ -33,12 +30,19 @@ def lost_work(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
     )
 
 
-def _lost(trace: Trace, begun: pl.DataFrame) -> tuple[int, int]:
-    """How many calls in steps launch a kernel that was not recorded, and of how many; `begun`: when the first
-    step of each rank began, `_from`."""
+def lost_calls(trace: Trace, counted: pl.DataFrame) -> tuple[int, int]:
+    """How many calls since the first step of each rank launch a kernel that was not recorded, and of how
+    many."""
+    steps = trace.table("steps")
+    if steps is None:
+        return 0, 0
+    begun = steps.select("rank", _from=OPENED).group_by("rank").min().collect()
     rows = launching(trace.table("launches"), trace.table("kernels")).join(begun, on="rank")
     rows = rows.filter(pl.col("start") >= pl.col("_from"))
     return rows.height - int(rows["ran"].sum()), rows.height
+
+
+LOST = Fold(lost_calls, of_all_steps=True)
 
 
 def doubted(finding: Finding) -> Finding:
