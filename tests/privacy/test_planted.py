@@ -271,9 +271,8 @@ NOT_PRIVATE = (
 )
 
 
-def hashes(path: Path) -> Any:
-    """What `why` says of it, in numbers."""
-    said = json.loads(document(lostflops.why(path)))
+def hashes(said: Any) -> Any:
+    """What a page says, in numbers."""
     return (
         said["ledger"],
         said["steps"],
@@ -313,7 +312,7 @@ def test_no_form_of_a_recording_keeps_what_is_planted(
         (given / "recording.jsonl").write_text(json.dumps({"kind": "start", "command": texts}) + "\n")
         (given / "lostflops.log").write_text("\n".join(texts))
         (given / "job.csv").write_text("text\n" + "\n".join(json.dumps(text) for text in texts))
-    before = hashes(given)
+    before = hashes(json.loads(document(lostflops.why(given))))
     assert cli.main(["scrub", str(given), "--output", str(clean)]) == 0
     files = [clean] if clean.is_file() else [p for p in clean.rglob("*") if p.is_file()]
     for file in files:
@@ -325,11 +324,12 @@ def test_no_form_of_a_recording_keeps_what_is_planted(
             read = pl.read_parquet if form == "a_pqtdir" else pl.read_ipc_stream
             data = "\n".join(str(row) for row in read(file).rows()).encode()
         all_gone(data.decode(errors="replace"))
-    assert hashes(clean) == before
-    said = json.loads(document(lostflops.why(clean)))
+    page = lostflops.why(clean)
+    said = json.loads(document(page))
+    assert hashes(said) == before
     for source in said["run"]["sources"]:  # five digits of a digest may be those of a planted number
         assert re.fullmatch("[0-9a-f]{32}", source.pop("identity"))
-    all_gone(str(lostflops.why(clean)) + json.dumps(said, ensure_ascii=False))
+    all_gone(str(page) + json.dumps(said, ensure_ascii=False))
     capsys.readouterr()
     assert cli.main(["inspect", str(clean)]) == 0
     assert capsys.readouterr().out == "found nothing private\n"
