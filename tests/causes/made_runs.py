@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lostflops.recipe import Rows
-from lostflops.store.parts import write_part
+from lostflops.store.parts import write_parts
 from lostflops.store.trace import FORMAT, Manifest, Trace, write_manifest
 from lostflops.tables import TABLES
 from lostflops.testing import example_table
@@ -24,8 +24,8 @@ def made(folder: Path, tables: Mapping[str, Rows]) -> Trace:
     for name, rows in tables.items():
         table = example_table(TABLES[name], rows).collect()
         shutil.rmtree(folder / name, ignore_errors=True)  # of a run that was made here before
-        for rank, part in table.partition_by("rank", as_dict=True).items():
-            write_part(folder, name, 0 if rank[0] is None else int(rank[0]), part)
+        parts = table.partition_by("rank", as_dict=True).items()
+        write_parts(folder, name, [(0 if rank[0] is None else int(rank[0]), 0, part) for rank, part in parts])
     write_manifest(
         folder,
         Manifest(

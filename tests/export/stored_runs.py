@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from lostflops.store.parts import write_part
+from lostflops.store.parts import write_parts
 from lostflops.store.trace import FORMAT, Manifest, Trace, write_manifest
 from lostflops.tables import TABLES
 from lostflops.version import __version__
@@ -23,7 +23,7 @@ def made(folder: Path, tables: Mapping[str, Rows], origin: int = 0) -> Trace:
         full = [{column: row.get(column) for column in table.stored} for row in rows]
         schema = {column: table.schema[column] for column in table.stored}
         frame = pl.DataFrame(full, schema=schema).with_columns(pl.col(c) + origin for c in table.times)
-        for (rank,), some in frame.partition_by("rank", as_dict=True).items():
-            write_part(folder, name, rank, table.conform(some))
+        of_ranks = frame.partition_by("rank", as_dict=True).items()
+        write_parts(folder, name, [(rank, 0, table.conform(some)) for (rank,), some in of_ranks])
     write_manifest(folder, Manifest(FORMAT, __version__, "made up", origin, [], sorted(tables), 0, []))
     return Trace.open(folder)

@@ -19,7 +19,7 @@ import uvicorn
 from starlette.testclient import TestClient
 
 from lostflops.session import Session
-from lostflops.store.parts import write_part
+from lostflops.store.parts import write_parts
 from lostflops.store.trace import FORMAT, Manifest, Trace, write_manifest
 from lostflops.tables import TABLES
 from lostflops.version import __version__
@@ -128,8 +128,8 @@ def stored(folder: Path, tables: Mapping[str, Rows] | None = None) -> Trace:
         shutil.rmtree(folder / name, ignore_errors=True)  # of a run that was stored here before
         full = [{column: row.get(column) for column in table.stored} for row in rows]
         schema = {column: table.schema[column] for column in table.stored}
-        for (rank,), some in pl.DataFrame(full, schema=schema).partition_by("rank", as_dict=True).items():
-            write_part(folder, name, rank, table.conform(some))
+        of_ranks = pl.DataFrame(full, schema=schema).partition_by("rank", as_dict=True).items()
+        write_parts(folder, name, [(rank, 0, table.conform(some)) for (rank,), some in of_ranks])
     count = sum(map(len, tables.values()))
     write_manifest(folder, Manifest(FORMAT, __version__, "made up", 0, [], sorted(tables), count, []))
     return Trace.open(folder)

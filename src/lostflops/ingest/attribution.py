@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from lostflops import intervals
@@ -34,16 +35,15 @@ class OperatorTree:
     def at(self, moments: pl.Series, threads: pl.Series) -> pl.Series:
         """The row number of the deepest operator at each moment on each thread; null where there is none."""
         rows = np.full(len(moments), -1, dtype=np.int64)
-        if not len(self.forest.order):
-            return pl.Series(rows).replace({-1: None})
-        known = (moments.is_not_null() & threads.is_not_null()).to_numpy()
-        found = intervals.innermost_at(
-            self.forest,
-            moments.fill_null(0).to_numpy()[known],
-            threads.fill_null(0).to_numpy()[known],
-        )
-        rows[known] = np.where(found >= 0, self.forest.order[np.maximum(found, 0)], -1)
-        return pl.Series(rows).replace({-1: None})
+        if len(self.forest.order):
+            known: slice | npt.NDArray[np.bool_] = slice(None)
+            if moments.null_count() or threads.null_count():
+                known = (moments.is_not_null() & threads.is_not_null()).to_numpy()
+                moments, threads = moments.fill_null(0), threads.fill_null(0)
+            found = intervals.innermost_at(self.forest, moments.to_numpy()[known], threads.to_numpy()[known])
+            rows[known] = np.where(found >= 0, self.forest.order[np.maximum(found, 0)], -1)
+        numbers = pl.Series(rows)
+        return numbers.set(numbers < 0, None) if (rows < 0).any() else numbers
 
 
 def attribute(

@@ -60,6 +60,7 @@ sys.exit(7)
 
 def test_loader_workers_leave_nothing(tmp_path: Path) -> None:
     script = """
+import torch._prims.rng_prims  # a worker's generator needs it
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 40
     def __getitem__(self, i):

@@ -196,22 +196,19 @@ class _Enclosing:
     def describe(self, work: pl.DataFrame) -> pl.DataFrame:
         """For each row launched at launch_start on thread: kind, group, sizes and evidence (null: none)."""
         when, thread = work["launch_start"], work["thread"]
-        out = work
+        told: list[pl.Series | pl.Expr] = []
         wanted = ["kind", "group", "group_size", "peer", "bytes_in", "bytes_out", "dtype", "sequence"]
         for tree, columns, suffix in (
             (self.parameters, wanted, "_1"),
             (self.annotations, ["kind", "bytes_in", "dtype"], "_2"),
             (self.operators, ["kind"], "_3"),
         ):
-            rows = tree.at(when, thread) if tree is not None else None
-            for column in columns:
-                value = (
-                    tree.operators[column].gather(rows)
-                    if tree is not None and rows is not None
-                    else pl.Series([None] * work.height, dtype=_KINDS_OF[column])
-                )
-                out = out.with_columns(value.cast(_KINDS_OF[column]).alias(column + suffix))
-        return out
+            if tree is None:
+                told += [pl.lit(None, dtype=_KINDS_OF[c]).alias(c + suffix) for c in columns]
+            else:
+                rows = tree.at(when, thread)
+                told += [tree.operators[c].gather(rows).cast(_KINDS_OF[c]).alias(c + suffix) for c in columns]
+        return work.with_columns(told)
 
 
 _KINDS_OF = {

@@ -16,7 +16,7 @@ def surroundings(starts: Sequence[pl.Series], points: Sequence[int] = ()) -> tup
 
     None where all of `starts` and `points` lie within ten days of each other anyway.
     """
-    starts = [times for times in (column.drop_nulls() for column in starts) if times.len()]
+    starts = [times for times in starts if times.len() > times.null_count()]
     if not starts:
         return None
     bounds = [cast("int", bound) for times in starts for bound in (times.min(), times.max())]

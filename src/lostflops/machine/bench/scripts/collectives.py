@@ -8,7 +8,9 @@ written as the slowest rank's nanoseconds of each repeat.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
 import hashlib
 import json
 import os
@@ -27,6 +29,7 @@ from typing import Any
 
 torch: Any = import_module("torch")  # whose types differ between the versions this may meet
 dist: Any = import_module("torch.distributed")
+atexit.register(gc.freeze)  # what torch holds is not looked through as Python ends, for half a second
 
 ITEM = 4  # bytes of a float32
 STRIDE = 5  # values repeat after so many elements: what lands in the wrong place is seen

@@ -6,7 +6,9 @@ RESULT a file to which a JSON line per measurement is appended. Not verified on 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
 import json
 import os
 import platform
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 torch: Any = import_module("torch")  # whose types differ between the versions this may meet
+atexit.register(gc.freeze)  # what torch holds is not looked through as Python ends, for half a second
 
 Copy = Callable[[], object]
 FEWEST = 5
