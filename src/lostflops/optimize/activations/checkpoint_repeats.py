@@ -74,6 +74,33 @@ class Repeats:
         return True
 
 
+@contextmanager
+def as_refusals(name: str) -> Generator[None]:
+    """Around the forward within a recomputation, which torch breaks off when all is there: what torch would
+    say of one that ends by itself, or that finds nothing of what was kept, in our words."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "backward an extra time" in str(error):
+            raise Refused(
+                f"a second backward goes through '{name}', and what was kept of it is gone since the first",
+                "keep=() computes all of it again, as often as is asked for",
+            ) from error
+        if "encountered during backward but not found" in str(error):
+            raise _something_else(name, "runs other operators") from error
+        raise
+    if getattr(torch_checkpointing, "_enable_checkpoint_early_stop", None) is not False:
+        raise _something_else(name, "saves fewer tensors")
+
+
+def _something_else(name: str, what: str) -> Refused:
+    return Refused(
+        f"'{name}' {what} when it is computed again than in its forward",
+        "it does something else the second time, by a condition or a cache outside of it; do not checkpoint "
+        "it: layers=...",
+    )
+
+
 class _Seen:
     """What is kept of a saved tensor until it is computed again. torch asks whether two are equal."""
 

@@ -14,6 +14,7 @@ import torch
 from torch.utils import checkpoint as torch_checkpointing
 
 from lostflops.optimize.claims import Version
+from lostflops.optimize.untraced import untraced
 
 # Ends a recomputation as soon as all is there that the backward asks for.
 _ENOUGH: Any = getattr(torch_checkpointing, "_StopRecomputationError", ())
@@ -25,6 +26,7 @@ def unwritten_saves() -> Generator[None]:
     pack, unpack = cast("Any", torch)._C._autograd._top_saved_tensors_default_hooks(True)
     saved: list[Version] = []
 
+    @untraced
     def take(tensor: torch.Tensor) -> Any:
         saved.append(Version(tensor))
         return pack(tensor)

@@ -18,6 +18,7 @@ from lostflops.optimize.model_parts import state_tensors, wrapper_in
 from lostflops.optimize.own_operators import running_own
 from lostflops.optimize.refused import Refused
 
+_backward: Any = cast("Any", torch)._C._current_graph_task_id  # -1 where none runs
 _LAYERS = "do not checkpoint this layer: layers=..."
 # Write their statistics without saying so: which arguments they are, and which says whether they are written.
 _BATCH_NORMS = {
@@ -65,6 +66,12 @@ class WatchedForward(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if top_hooks() is not self._hooks:
+            if _backward() != -1:
+                raise Impossible(
+                    f"'{self._name}' takes a gradient in its forward (at {func.name()}), which computing it "
+                    "again would take a second time",
+                    _LAYERS,
+                )
             raise Impossible(
                 f"saved-tensor hooks are opened inside '{self._name}' (seen at {func.name()}), by a"
                 " checkpoint of its own or another remedy: they would switch this one off",
