@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations, parametrize
+from torch.overrides import TorchFunctionMode
 
 from lostflops import optimize
 from lostflops.optimize.refused import Refused
@@ -129,6 +130,44 @@ def _takes_a_gradient(layer: Layer, x: torch.Tensor) -> None:
     torch.autograd.grad(layer.first(x).sum(), layer.first.weight)
 
 
+class _Doubled(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        return made * 2 if function is nn.functional.linear else made
+
+
+def _under_a_mode(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model(x).sum().backward()  # compared, without one
+    with _Doubled():
+        return model(x).sum()
+
+
+def _runs_out() -> Callable[..., None]:
+    numbers = iter(range(3))
+    return lambda *_: next(numbers)
+
+
+def _later(hook: Callable[..., None], first: int) -> Callable[..., None]:
+    """Not yet in the first forward of each layer, which is watched."""
+    calls = Counter[int]()
+
+    def hooked(layer: Layer, x: torch.Tensor) -> None:
+        calls[id(layer)] += 1
+        if calls[id(layer)] > first:
+            hook(layer, x)
+
+    return hooked
+
+
+def _adds_up_gradients(layer: Layer, x: torch.Tensor) -> None:
+    layer.first(x.detach()).sigmoid().sum().backward()
+
+
+def _twice(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model(x).sum().backward()
+    return model(x).sum()
+
+
 def _until(count: int) -> Callable[..., None]:
     """In so many calls. Iterators are read as they are when a layer is computed again."""
     calls = itertools.count()
@@ -147,12 +186,15 @@ def _until(count: int) -> Callable[..., None]:
         (("first",), None, _forward_mode, "inside torch.autograd.forward_ad.dual_level"),
         (("first",), None, _second_backward, r"a second backward goes through '3'.*keep=\(\)"),
         ((), _takes_a_gradient, None, "'1' takes a gradient in its forward"),
-        ((), _until(3), None, "saves fewer tensors when it is computed again"),
+        ((), _later(_adds_up_gradients, 1), _twice, "'3' adds up gradients in its forward"),
+        ((), None, _under_a_mode, "something else the second time.*ran under _Doubled"),
+        ((), _runs_out(), None, "'3' raises StopIteration when it is computed again"),
+        ((), _until(3), None, "saves fewer tensors for its backward when it is"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_the_same_is_refused_and_undone(keep: Any, hook: Any, loss: Any, words: str) -> None:
     model = layers(hook)
-    checkpointed(model, keep=keep, verify=None)
+    checkpointed(model, keep=keep, verify="first step" if loss is _under_a_mode else None)
     with pytest.raises(Refused, match=f"(?s){words}"):
         gradients(model, loss)
     assert "forward" not in vars(model[1])

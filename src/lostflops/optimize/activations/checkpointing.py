@@ -36,9 +36,10 @@ from lostflops.optimize.activations.checkpoint_measured import (
     differing,
     state_put_back,
 )
-from lostflops.optimize.activations.checkpoint_repeats import Repeats, as_refusals
+from lostflops.optimize.activations.checkpoint_repeats import AsRefusals, Repeats
 from lostflops.optimize.activations.layer.arguments import LayerArguments, emptied
 from lostflops.optimize.activations.layer.gradient_hooks import (
+    GradientsOnce,
     no_more_hooks,
     themselves,
     with_own_gradients,
@@ -373,20 +374,20 @@ class Checkpointed(AppliedRemedy):
                     return result
             self.recomputed += 1
             values = with_own_gradients(values, originals)
+            tensors = [
+                *(one for one in values if isinstance(one, torch.Tensor)),
+                *given.tensors(),
+                *before.tensors(),
+            ]
             try:
                 with (
                     numbers.as_they_were(states),
                     given.again(),
                     state.again(before),
-                    no_more_hooks(
-                        [
-                            *(one for one in values if isinstance(one, torch.Tensor)),
-                            *given.tensors(),
-                            *before.tensors(),
-                        ]
-                    ),
-                    unwritten_saves(),
-                    as_refusals(self._name(layer)),
+                    no_more_hooks(tensors),
+                    GradientsOnce(self._name(layer), tensors) as gradients,
+                    unwritten_saves(gradients.begin),
+                    AsRefusals(self._name(layer)),
                 ):
                     forward(layer, *values[:count], **dict(zip(names, values[count:], strict=True)))
             except Refused:

@@ -16,6 +16,7 @@ from weakref import ref
 import torch
 
 from lostflops.optimize.own_operators import own_operators
+from lostflops.optimize.refused import Refused
 
 _KINDS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _NODES: Any = torch.autograd.Function  # whom torch asks to put a hook on a node of any kind
@@ -66,6 +67,36 @@ def _noted(hooks: Any, hook: Any) -> Any:
     if _put.on_nodes is not None:
         _put.on_nodes.append(made[1])
     return made
+
+
+class GradientsOnce:
+    """Within a recomputation that takes gradients itself: none may be added up, as it was in the forward."""
+
+    def __init__(self, name: str, tensors: Iterable[torch.Tensor]) -> None:
+        self._name, self._tensors = name, tensors
+        self._had: list[tuple[torch.Tensor, torch.Tensor | None, int]] | None = None
+
+    def begin(self) -> None:
+        """One is taken. What is added up comes last."""
+        if self._had is None:
+            leaves = (tensor for tensor in self._tensors if tensor.is_leaf and tensor.requires_grad)
+            self._had = [(leaf, leaf.grad, _version(leaf.grad)) for leaf in leaves]
+
+    def __enter__(self) -> GradientsOnce:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for leaf, gradient, version in self._had or ():
+            if leaf.grad is not gradient or _version(gradient) != version:
+                raise Refused(
+                    f"'{self._name}' adds up gradients in its forward (`.backward()`): computing it again "
+                    "has done so a second time",
+                    "take them with torch.autograd.grad, or do not checkpoint this layer: layers=...",
+                )
+
+
+def _version(gradient: torch.Tensor | None) -> int:
+    return 0 if gradient is None else gradient._version
 
 
 def themselves(values: Iterable[Any]) -> list[Any]:
