@@ -20,39 +20,45 @@ from lostflops.optimize.untraced import untraced
 ENOUGH: Any = getattr(torch_checkpointing, "_StopRecomputationError", ())
 
 
+class _Hooks:
+    """Between autograd and the hooks of torch's checkpoint."""
+
+    __slots__ = ("_asked_for", "_give", "over", "passes_on_to", "saved")
+
+    def __init__(self, take: Any, give: Any, asked_for: Callable[[], None]) -> None:
+        self.passes_on_to, self._give, self._asked_for = take, give, asked_for
+        self.saved: list[Version] = []
+        self.over = False
+
+    @untraced
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        self.saved.append(Version(tensor))
+        return self.passes_on_to(tensor)
+
+    @untraced
+    def give(self, packed: Any) -> torch.Tensor:
+        if not self.over:
+            self._asked_for()
+        return self._give(packed)
+
+    def check(self) -> None:
+        for version in self.saved:
+            version.check()
+
+
 @contextmanager
 def unwritten_saves(asked_for: Callable[[], None]) -> Generator[None]:
     """Within a recomputation by torch's checkpoint: raises at its end what autograd raises without hooks.
 
     `asked_for` is called when the layer itself asks for something saved, as it takes a gradient.
     """
-    pack, unpack = cast("Any", torch)._C._autograd._top_saved_tensors_default_hooks(True)
-    saved: list[Version] = []
-    over = False
-
-    @untraced
-    def take(tensor: torch.Tensor) -> Any:
-        saved.append(Version(tensor))
-        return pack(tensor)
-
-    @untraced
-    def give(packed: Any) -> torch.Tensor:
-        if not over:
-            asked_for()
-        return unpack(packed)
-
-    take.passes_on_to = pack  # pyright: ignore[reportFunctionMemberAccess]
+    hooks = _Hooks(*cast("Any", torch)._C._autograd._top_saved_tensors_default_hooks(True), asked_for)
     try:
-        with torch.autograd.graph.saved_tensors_hooks(take, give):
+        with torch.autograd.graph.saved_tensors_hooks(hooks, hooks.give):
             yield
     except ENOUGH:
-        _check(saved)
+        hooks.check()
         raise
     finally:
-        over = True
-    _check(saved)
-
-
-def _check(saved: list[Version]) -> None:
-    for version in saved:
-        version.check()
+        hooks.over = True
+    hooks.check()
