@@ -13,6 +13,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations, parametrize
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from lostflops import optimize
 from lostflops.optimize.refused import Refused
@@ -115,9 +116,25 @@ def test_weights_that_are_parametrized_once_are_so_in_the_recomputation() -> Non
     assert not parametrize._cache_enabled
 
 
+def test_within_a_checkpoint_that_draws_anew_what_draws_nothing_is_the_same() -> None:
+    model = layers()
+    expected = gradients(model, _within_another)
+    model.zero_grad()
+    with checkpointed(model, verify=None):
+        assert gradients(model, _within_another) == expected
+
+
 def _forward_mode(model: Any, x: torch.Tensor) -> torch.Tensor:
     with forward_ad.dual_level():
         return forward_ad.unpack_dual(model(forward_ad.make_dual(x, torch.ones_like(x)))).tangent.sum()
+
+
+def _within_another(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(model, x, use_reentrant=False, preserve_rng_state=False).sum()  # type: ignore[no-any-return]
+
+
+def _draws(layer: Layer, x: torch.Tensor) -> None:
+    torch.rand(1)
 
 
 def _second_backward(model: Any, x: torch.Tensor) -> torch.Tensor:
@@ -185,6 +202,7 @@ def _until(count: int) -> Callable[..., None]:
         ((), None, _forward_mode, "inside torch.autograd.forward_ad.dual_level"),
         (("first",), None, _forward_mode, "inside torch.autograd.forward_ad.dual_level"),
         (("first",), None, _second_backward, r"a second backward goes through '3'.*keep=\(\)"),
+        ((), _draws, _within_another, r"'1' draws random numbers within .* \(preserve_rng_state=False\)"),
         ((), _takes_a_gradient, None, "'1' takes a gradient in its forward"),
         ((), _later(_adds_up_gradients, 1), _twice, "'3' adds up gradients in its forward"),
         ((), None, _under_a_mode, "something else the second time.*ran under _Doubled"),

@@ -45,8 +45,13 @@ from lostflops.optimize.activations.layer.gradient_hooks import (
     with_own_gradients,
 )
 from lostflops.optimize.activations.layer.state import Before, LayerState
-from lostflops.optimize.activations.layer.watched_forward import Impossible, WatchedForward
-from lostflops.optimize.activations.random_numbers import RandomNumbers
+from lostflops.optimize.activations.layer.watched_forward import (
+    DO_NOT,
+    Impossible,
+    WatchedForward,
+    top_hooks,
+)
+from lostflops.optimize.activations.random_numbers import RandomNumbers, drawn_anew
 from lostflops.optimize.activations.unwritten_saves import unwritten_saves
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import peak
@@ -397,8 +402,16 @@ class Checkpointed(AppliedRemedy):
 
         more: dict[str, Any] = {"context_fn": self._contexts} if self.keep else {}
         comparing = self._repeats.comparing(self._name(layer), layer) if self._repeats else nullcontext(more)
+        around = top_hooks()
+        drawn = torch.get_rng_state() if around is not None and drawn_anew(around) else None
         with comparing as compared:
             result = _torch.checkpoint(run, *args, *kwargs.values(), use_reentrant=False, **(more | compared))
+        if drawn is not None and not torch.equal(drawn, torch.get_rng_state()):
+            raise Impossible(
+                f"'{self._name(layer)}' draws random numbers within a checkpoint that draws others when it "
+                "computes again (preserve_rng_state=False)",
+                f"leave preserve_rng_state out there, or {DO_NOT}",
+            )
         if first:
             self._unchecked.discard(id(layer))
             self._check_kept()

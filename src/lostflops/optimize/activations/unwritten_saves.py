@@ -23,12 +23,12 @@ ENOUGH: Any = getattr(torch_checkpointing, "_StopRecomputationError", ())
 class _Hooks:
     """Between autograd and the hooks of torch's checkpoint."""
 
-    __slots__ = ("_asked_for", "_give", "over", "passes_on_to", "saved")
+    __slots__ = ("_give", "asked_for", "passes_on_to", "saved")
 
     def __init__(self, take: Any, give: Any, asked_for: Callable[[], None]) -> None:
-        self.passes_on_to, self._give, self._asked_for = take, give, asked_for
+        self.passes_on_to, self._give = take, give
+        self.asked_for: Callable[[], None] | None = asked_for
         self.saved: list[Version] = []
-        self.over = False
 
     @untraced
     def __call__(self, tensor: torch.Tensor) -> Any:
@@ -37,8 +37,8 @@ class _Hooks:
 
     @untraced
     def give(self, packed: Any) -> torch.Tensor:
-        if not self.over:
-            self._asked_for()
+        if self.asked_for is not None:
+            self.asked_for()
         return self._give(packed)
 
     def check(self) -> None:
@@ -52,7 +52,8 @@ def unwritten_saves(asked_for: Callable[[], None]) -> Generator[None]:
 
     `asked_for` is called when the layer itself asks for something saved, as it takes a gradient.
     """
-    hooks = _Hooks(*cast("Any", torch)._C._autograd._top_saved_tensors_default_hooks(True), asked_for)
+    take, give = cast("Any", torch)._C._autograd._top_saved_tensors_default_hooks(True)
+    hooks = _Hooks(take, give, asked_for)
     try:
         with torch.autograd.graph.saved_tensors_hooks(hooks, hooks.give):
             yield
@@ -60,5 +61,5 @@ def unwritten_saves(asked_for: Callable[[], None]) -> Generator[None]:
         hooks.check()
         raise
     finally:
-        hooks.over = True
+        hooks.asked_for = None  # it holds what the layer was given
     hooks.check()
