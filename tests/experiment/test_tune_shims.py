@@ -163,6 +163,49 @@ def test_activations_are_kept_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> Non
     assert set(noted) == {"checkpoint(function, ...) -> function(...)"}
 
 
+def test_activations_are_kept_only_where_that_is_the_same_to_the_bit() -> None:
+    """A reentrant checkpoint adds up gradients by itself: of an input with other uses, of a shared weight."""
+    torch = pytest.importorskip("torch")
+    from torch.utils import checkpoint as module
+
+    def bf16() -> Any:
+        return torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.bfloat16)
+
+    def gradients(checkpoint: Any, layer: Any, **given: Any) -> Any:
+        torch.manual_seed(0)
+        first = torch.nn.Linear(48, 48)
+        for _ in range(2):
+            x = y = torch.randn(9, 48, requires_grad=True)
+            for _ in range(3):
+                y = y + checkpoint(lambda h: layer(h).sin() * h + h.cos(), first(y), **given) + x * y
+            y.square().mean().backward()
+        return [each.grad.tolist() for each in (x, *first.parameters(), *layer.parameters())]
+
+    noted: list[str] = []
+    made = SimpleNamespace(checkpoint=module.checkpoint)
+    activations.kept(made, noted.append)
+    for given, kept in (
+        ({"use_reentrant": True}, True),
+        ({"use_reentrant": False}, True),
+        ({"use_reentrant": False, "context_fn": bf16}, False),
+    ):
+        layers = [torch.nn.Linear(48, 48) for _ in range(2)]
+        layers[1].load_state_dict(layers[0].state_dict())
+        expected = gradients(module.checkpoint, layers[0], **given)
+        noted.clear()
+        assert gradients(made.checkpoint, layers[1], **given) == expected, given
+        assert bool(noted) is kept
+        with torch.no_grad():
+            made.checkpoint(layers[0], torch.ones(1, 48, requires_grad=True), **given)
+    x = torch.ones(4, 2, requires_grad=True)
+    for part, options, words in (
+        (torch.nn.Dropout(), {"preserve_rng_state": False}, "draws random numbers"),
+        (torch.nn.BatchNorm1d(2), {}, "writes to its buffers"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            made.checkpoint(part, x, use_reentrant=False, **options)
+
+
 def test_free_memory_is_a_share() -> None:
     pytest.importorskip("torch")
     assert 0 < activations._free() <= 1  # pyright: ignore[reportPrivateUsage]

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import tiny_models
@@ -431,6 +432,26 @@ def test_a_backward_after_leaving_uses_the_weights_that_came_back() -> None:
         loss = tiny_models.loss_of(model, x)
     loss.backward()
     assert torch.equal(x.grad, expected[0]["x"])  # pyright: ignore[reportArgumentType]
+
+
+def test_forward_derivatives_are_taken_through_streamed_layers() -> None:
+    """Tangents that are zero have no memory."""
+    model = nn.Sequential(*(nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.GELU()) for _ in range(4)))
+    for layer in model:
+        layer[1].weight.requires_grad_(False)
+    x = torch.linspace(-1, 1, 64).view(2, 32)
+
+    def slopes() -> Any:
+        model.zero_grad()
+        with forward_ad.dual_level():
+            made = forward_ad.unpack_dual(model(forward_ad.make_dual(x, torch.ones_like(x))))
+            made.tangent.square().sum().backward()
+        return [{"tangent": made.tangent, **tiny_models.gradients(model)}]
+
+    expected = slopes()
+    with stream_frozen(model, 15_000, layers=list(model), device=ThreadedDevice()) as streaming:
+        assert_same(slopes(), expected)
+    assert streaming.report().slots
 
 
 def test_a_weight_written_between_forward_and_backward_is_an_error() -> None:

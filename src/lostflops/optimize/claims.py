@@ -27,6 +27,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore
 
 from lostflops.optimize.refused import Refused
+from lostflops.optimize.untraced import untraced
 
 
 class Packed(Protocol):
@@ -135,6 +136,7 @@ def written_since(tensor: torch.Tensor, version: int) -> RuntimeError:
     )
 
 
+@untraced
 def packed(tensor: torch.Tensor) -> Packed:
     """What the first claim makes of a tensor, or the tensor kept."""
     for claim in _in_turn:
@@ -162,5 +164,6 @@ def hooks() -> Generator[None]:
         raise
 
 
+@untraced
 def _unpack(taken: Packed) -> torch.Tensor:
     return taken.unpack()

@@ -20,6 +20,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
 from torch.utils import checkpoint as torch_checkpointing
 from torch.utils._pytree import tree_leaves
@@ -35,12 +36,22 @@ from lostflops.optimize.activations.checkpoint_measured import (
     differing,
     state_put_back,
 )
-from lostflops.optimize.activations.checkpoint_repeats import Repeats
+from lostflops.optimize.activations.checkpoint_repeats import AsRefusals, Repeats
 from lostflops.optimize.activations.layer.arguments import LayerArguments, emptied
-from lostflops.optimize.activations.layer.gradient_hooks import no_more_hooks
+from lostflops.optimize.activations.layer.gradient_hooks import (
+    GradientsOnce,
+    no_more_hooks,
+    themselves,
+    with_own_gradients,
+)
 from lostflops.optimize.activations.layer.state import Before, LayerState
-from lostflops.optimize.activations.layer.watched_forward import Impossible, WatchedForward
-from lostflops.optimize.activations.random_numbers import RandomNumbers
+from lostflops.optimize.activations.layer.watched_forward import (
+    DO_NOT,
+    Impossible,
+    WatchedForward,
+    top_hooks,
+)
+from lostflops.optimize.activations.random_numbers import RandomNumbers, drawn_anew
 from lostflops.optimize.activations.unwritten_saves import unwritten_saves
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import peak
@@ -57,6 +68,7 @@ _ATTENTION = "attention"
 THE_LAYERS = 'pass layers="blocks.*", or the modules themselves'
 _torch = cast("Any", torch_checkpointing)  # its annotations are incomplete
 _FUNCTORCH: Any = cast("Any", torch)._C._functorch
+_FORWARD_MODE: Any = forward_ad
 _OURS: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
@@ -329,6 +341,12 @@ class Checkpointed(AppliedRemedy):
                 "computed again",
                 "leave out optimize.checkpoint, or use torch.autograd",
             )
+        if _FORWARD_MODE._current_level >= 0:
+            raise Impossible(
+                f"'{self._name(layer)}' runs inside torch.autograd.forward_ad.dual_level, whose tangents are "
+                "gone when it is computed again",
+                "leave out optimize.checkpoint, or take the derivative outside of it",
+            )
         if layer.training and getattr(layer, "gradient_checkpointing", False):
             raise Impossible(f"'{self._name(layer)}' meanwhile checkpoints by itself", _SWITCH_OFF)
         names, count = list(kwargs), len(args)
@@ -342,14 +360,15 @@ class Checkpointed(AppliedRemedy):
                 self._drawn_on[id(layer)] = numbers, state
         states = numbers.states()
         given = LayerArguments((*args, *kwargs.values()), self._name(layer))
+        originals = themselves((*args, *kwargs.values()))
         before: Before | None = None
 
         # Every tensor is handed over by position: torch looks there, and nowhere else, for the devices whose
         # random numbers it has to bring back, and transformers passes most by name.
         def run(*values: Any) -> Any:
             nonlocal before
-            named_values = dict(zip(names, values[count:], strict=True))
             if before is None:
+                named_values = dict(zip(names, values[count:], strict=True))
                 with state.forward(values) as before:
                     if (id(layer), layer.training) in self._watched:
                         return forward(layer, *values[:count], **named_values)
@@ -359,29 +378,40 @@ class Checkpointed(AppliedRemedy):
                     state.reads(watched.read, before)
                     return result
             self.recomputed += 1
+            values = with_own_gradients(values, originals)
+            tensors = [
+                *(one for one in values if isinstance(one, torch.Tensor)),
+                *given.tensors(),
+                *before.tensors(),
+            ]
             try:
                 with (
                     numbers.as_they_were(states),
                     given.again(),
                     state.again(before),
-                    no_more_hooks(
-                        [
-                            *(one for one in values if isinstance(one, torch.Tensor)),
-                            *given.tensors(),
-                            *before.tensors(),
-                        ]
-                    ),
-                    unwritten_saves(),
+                    no_more_hooks(tensors),
+                    GradientsOnce(self._name(layer), tensors) as gradients,
+                    unwritten_saves(gradients.begin),
+                    AsRefusals(self._name(layer)),
                 ):
-                    return forward(layer, *values[:count], **named_values)
+                    forward(layer, *values[:count], **dict(zip(names, values[count:], strict=True)))
             except Refused:
                 self.undo()
                 raise
+            return None
 
         more: dict[str, Any] = {"context_fn": self._contexts} if self.keep else {}
         comparing = self._repeats.comparing(self._name(layer), layer) if self._repeats else nullcontext(more)
+        around = top_hooks()
+        drawn = torch.get_rng_state() if around is not None and drawn_anew(around) else None
         with comparing as compared:
             result = _torch.checkpoint(run, *args, *kwargs.values(), use_reentrant=False, **(more | compared))
+        if drawn is not None and not torch.equal(drawn, torch.get_rng_state()):
+            raise Impossible(
+                f"'{self._name(layer)}' draws random numbers within a checkpoint that draws others when it "
+                "computes again (preserve_rng_state=False)",
+                f"leave preserve_rng_state out there, or {DO_NOT}",
+            )
         if first:
             self._unchecked.discard(id(layer))
             self._check_kept()

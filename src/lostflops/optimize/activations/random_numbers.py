@@ -62,6 +62,19 @@ def bring_back(states: list[State]) -> None:
         write(state)
 
 
+def drawn_anew(pack: Any) -> bool:
+    """Whether these hooks on saved tensors are of a checkpoint of torch's that draws random numbers anew
+    (preserve_rng_state=False)."""
+    frame = _held(pack, "frame") if getattr(pack, "__module__", None) == "torch.utils.checkpoint" else None
+    return _held(getattr(frame, "recompute_fn", None), "preserve_rng_state") is False
+
+
+def _held(function: Any, name: str) -> Any:
+    """A variable in a function's closure; None where it has no such."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    return function.__closure__[names.index(name)].cell_contents if name in names else None
+
+
 def _nothing(_: Any = None) -> None: ...
 
 

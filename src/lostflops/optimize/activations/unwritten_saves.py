@@ -6,7 +6,7 @@ gradients would be wrong without an error.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -14,31 +14,52 @@ import torch
 from torch.utils import checkpoint as torch_checkpointing
 
 from lostflops.optimize.claims import Version
+from lostflops.optimize.untraced import untraced
 
 # Ends a recomputation as soon as all is there that the backward asks for.
-_ENOUGH: Any = getattr(torch_checkpointing, "_StopRecomputationError", ())
+ENOUGH: Any = getattr(torch_checkpointing, "_StopRecomputationError", ())
+
+
+class _Hooks:
+    """Between autograd and the hooks of torch's checkpoint."""
+
+    __slots__ = ("_give", "asked_for", "passes_on_to", "saved")
+
+    def __init__(self, take: Any, give: Any, asked_for: Callable[[], None]) -> None:
+        self.passes_on_to, self._give = take, give
+        self.asked_for: Callable[[], None] | None = asked_for
+        self.saved: list[Version] = []
+
+    @untraced
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        self.saved.append(Version(tensor))
+        return self.passes_on_to(tensor)
+
+    @untraced
+    def give(self, packed: Any) -> torch.Tensor:
+        if self.asked_for is not None:
+            self.asked_for()
+        return self._give(packed)
+
+    def check(self) -> None:
+        for version in self.saved:
+            version.check()
 
 
 @contextmanager
-def unwritten_saves() -> Generator[None]:
-    """Within a recomputation by torch's checkpoint: raises at its end what autograd raises without hooks."""
-    pack, unpack = cast("Any", torch)._C._autograd._top_saved_tensors_default_hooks(True)
-    saved: list[Version] = []
+def unwritten_saves(asked_for: Callable[[], None]) -> Generator[None]:
+    """Within a recomputation by torch's checkpoint: raises at its end what autograd raises without hooks.
 
-    def take(tensor: torch.Tensor) -> Any:
-        saved.append(Version(tensor))
-        return pack(tensor)
-
-    take.passes_on_to = pack  # pyright: ignore[reportFunctionMemberAccess]
+    `asked_for` is called when the layer itself asks for something saved, as it takes a gradient.
+    """
+    take, give = cast("Any", torch)._C._autograd._top_saved_tensors_default_hooks(True)
+    hooks = _Hooks(take, give, asked_for)
     try:
-        with torch.autograd.graph.saved_tensors_hooks(take, unpack):
+        with torch.autograd.graph.saved_tensors_hooks(hooks, hooks.give):
             yield
-    except _ENOUGH:
-        _check(saved)
+    except ENOUGH:
+        hooks.check()
         raise
-    _check(saved)
-
-
-def _check(saved: list[Version]) -> None:
-    for version in saved:
-        version.check()
+    finally:
+        hooks.asked_for = None  # it holds what the layer was given
+    hooks.check()

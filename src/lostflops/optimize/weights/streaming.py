@@ -435,8 +435,8 @@ class Streaming(AppliedRemedy):
             return None
         if is_traceable_wrapper_subclass(tensor):
             return rebuilt(tensor, self._claim)
-        if tensor.layout != torch.strided or not tensor.numel():
-            return None
+        if tensor.layout != torch.strided or not tensor.numel() or cast("Any", tensor)._is_zerotensor():
+            return None  # of forward derivatives: zeros without memory
         if (known := self._leaves.get(id(tensor))) is not None:  # wherever it lies now
             return SavedWeight(self._bring, *known, 0, tensor)
         slot = self._slots.at(tensor)

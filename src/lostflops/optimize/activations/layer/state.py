@@ -37,6 +37,11 @@ from lostflops.optimize.activations.layer.elsewhere import (
     elsewhere,
 )
 from lostflops.optimize.activations.layer.hooks import KINDS, Hooks, RanHooks, watched
+from lostflops.optimize.activations.layer.parametrized import (
+    Weights,
+    cached_as_they_were,
+    cached_weights,
+)
 from lostflops.optimize.refused import Refused
 
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
@@ -72,6 +77,7 @@ class Before:
     forwards: list[tuple[Place, Any]]  # in the place of the class's
     objects: list[Place]  # attributes of objects that the layer has or its code names
     context: dict[ContextVar[Any], Any]
+    parametrized: Weights
     hooks: list[RanHooks] = field(default_factory=list[RanHooks])
 
     def tensors(self) -> Iterator[torch.Tensor]:
@@ -143,6 +149,7 @@ class LayerState:
             [(place, place["forward"]) for place in self._attributes if "forward" in place],
             there.objects,
             context_variables(),
+            cached_weights(),
         )
         with watched(self._hooks) as before.hooks:
             yield before
@@ -199,7 +206,7 @@ class LayerState:
                 were.leave_out_others(hooks)
         try:
             self._put_back(before)
-            with context_as_it_was(before.context):
+            with context_as_it_was(before.context), cached_as_they_were(before.parametrized):
                 yield
         finally:
             _choose(choices)

@@ -18,7 +18,8 @@ from lostflops.optimize.model_parts import state_tensors, wrapper_in
 from lostflops.optimize.own_operators import running_own
 from lostflops.optimize.refused import Refused
 
-_LAYERS = "do not checkpoint this layer: layers=..."
+_backward: Any = cast("Any", torch)._C._current_graph_task_id  # -1 where none runs
+DO_NOT = "do not checkpoint this layer: layers=..."
 # Write their statistics without saying so: which arguments they are, and which says whether they are written.
 _BATCH_NORMS = {
     "aten::native_batch_norm": ((3, 4), 5),
@@ -65,10 +66,16 @@ class WatchedForward(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if top_hooks() is not self._hooks:
+            if _backward() != -1:
+                raise Impossible(
+                    f"'{self._name}' takes a gradient in its forward (at {func.name()}), which computing it "
+                    "again would take a second time",
+                    DO_NOT,
+                )
             raise Impossible(
                 f"saved-tensor hooks are opened inside '{self._name}' (seen at {func.name()}), by a"
                 " checkpoint of its own or another remedy: they would switch this one off",
-                f"open them around the layer, or {_LAYERS}",
+                f"open them around the layer, or {DO_NOT}",
             )
         if self._sharded or running_own():
             return func(*args, **kwargs)
@@ -103,19 +110,19 @@ class WatchedForward(TorchDispatchMode):
             raise Impossible(
                 f"'{self._name}' writes in place to what it is given (shape {list(tensor.shape)}), from "
                 "which it would be computed again",
-                f"write `x = x + ...` instead of `x += ...`, or {_LAYERS}",
+                f"write `x = x + ...` instead of `x += ...`, or {DO_NOT}",
             )
         for name, own in self._state.items():
             if memory & _addresses(own) or own is tensor:
                 raise Impossible(
                     f"the forward of '{self._name}' writes to its tensor '{name}': recomputing would write"
                     " twice",
-                    f"{_LAYERS}, or keep the statistic outside of it",
+                    f"{DO_NOT}, or keep the statistic outside of it",
                 )
         raise Impossible(
             f"the forward of '{self._name}' writes in place to a tensor that it has not made (shape "
             f"{list(tensor.shape)}), a weight, say, or one of another module: recomputing would write twice",
-            _LAYERS,
+            DO_NOT,
         )
 
 
