@@ -9,8 +9,10 @@ import polars as pl
 import pytest
 
 import lostflops
+from lostflops.causes.between_ranks.advice import evener
 from lostflops.causes.given import Given
 from lostflops.causes.longer_compute import has_experts, of_experts, slower_compute
+from lostflops.causes.page_findings import PageFindings
 from lostflops.recipes.compute.of_ranks import WORK
 from lostflops.tables import TABLES
 from lostflops.testing import example_table
@@ -99,6 +101,14 @@ def test_a_device_that_is_slow_for_all_other_families_is_so_for_grouped_products
     ]
     told = slower_compute(1, replace(given(1, 1), work=pl.DataFrame(rows, schema=WORK)))
     assert told is not None and told[1] is slow and ("experts" in told[0]) is not slow
+
+
+def test_ranks_of_which_no_kernels_are_known_are_not_told_to_launch_as_many() -> None:
+    unknown = replace(given(1, 1), work=WORK.to_frame())
+    assert evener(PageFindings(unknown), 1) is None
+    more = replace(unknown, work=pl.DataFrame([(0, "g", "k", 4, 9), (1, "g", "k", 8, 9)], WORK, orient="row"))
+    told = evener(PageFindings(more), 1)
+    assert told is not None and "as many micro-batches" in told.text
 
 
 def test_a_larger_batch_beside_large_weights_is_more_work_and_no_slow_cpu() -> None:

@@ -97,7 +97,7 @@ def evener(page: PageFindings, rank: int) -> Advice | None:
         return Advice(ZIGZAG, (), evened=True)
     if of_experts(rank, given):
         return Advice(EXPERTS_EVEN, (), evened=True)
-    if not launches_as_many(rank, given):
+    if not given.work.is_empty() and not launches_as_many(rank, given):
         return Advice(AS_MANY, (), evened=True)
     if has_experts(given):
         text, named = advised(page, "compute", False, False)
