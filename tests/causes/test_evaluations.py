@@ -155,7 +155,7 @@ def test_evaluations_of_several_ranks_hold_the_idle_time_that_lies_in_them(tmp_p
         pl.col("rank").cast(pl.Int32), account=pl.lit("idle.launch_bound"), name=pl.lit(None, pl.String)
     )
     counted = stretches.select("rank", "step").unique()
-    found = in_evaluations(made(tmp_path, tables), stretches, counted)
+    found = in_evaluations(made(tmp_path, tables), counted, stretches)
     told = found.filter(pl.col("account") != "host").select("rank", "account", "ns")
     assert told.rows() == [
         (0, "compute", 120), (0, "idle.launch_bound", 9), (1, "compute", 120), (1, "idle.launch_bound", 15)
