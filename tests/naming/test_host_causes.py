@@ -132,8 +132,8 @@ PROVING: dict[tuple[str, Row], str] = {
         torch/utils/tensorboard/writer.py(1): add_scalar; mlflow/tracking/fluent.py(1): log_metric
         comet_ml/experiment.py(1): log_metric; neptune/run.py(1): log; clearml/logger.py(1): report""",
     ("checkpoint_logging", "range"): """
-        save_checkpoint; checkpoint_save; checkpoint save; checkpoint.save; torch.save; safetensors.save_file; save_model; wandb.log
-        tensorboard""",
+        save_checkpoint; checkpoint_save; checkpoint save; checkpoint.save; torch.save; save_model; wandb.log
+        safetensors.save_file; tensorboard""",
     ("garbage_collection", "range"): "garbage collection",
     (
         "compilation",
