@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -92,7 +93,13 @@ def _of_a_choice() -> Iterator[RealCase]:
         truth = Truth("fp32 on a CPU with bf16", "fp32")
         yield RealCase("fp32 products", (), truth, without=("--bf16",))
     threads = Truth("16 threads on these cores", "core", ("OMP_NUM_THREADS|cpu-threads|threads",))
-    yield RealCase("16 threads", ("--fault", "threads"), threads, computes=False)
+    cores = ("--threads", str(len(os.sched_getaffinity(0))))
+    yield RealCase("16 threads", ("--fault", "threads"), threads, computes=False, without=cores)
+
+
+# What the job has in place of a fault, beside the options that stay.
+IN_PIECES = ("--bucket-mb", "1")
+WITHOUT = {"barriers": ("--fault", "reads"), "one-bucket": IN_PIECES, "no-overlap": IN_PIECES}
 
 
 def _between_ranks(random: Random) -> Iterator[RealCase]:
@@ -113,7 +120,7 @@ def _between_ranks(random: Random) -> Iterator[RealCase]:
         ("two and four layers in two stages", "stages", staged,
          Truth("the last stage", "stage", (r"\brank 1\b",), rank=1, cost=False)),
     ):  # fmt: skip
-        healthy = ("--fault", "reads", *job) if fault == "barriers" else job
+        healthy = (*job, *WITHOUT.get(fault, ()))
         yield RealCase(name, ("--fault", fault, *job), truth, ranks=2, computes=False, without=healthy)
 
 

@@ -188,7 +188,9 @@ class Job:
         wrapped: nn.Module = self.model
         if "WORLD_SIZE" in os.environ:
             torch.distributed.init_process_group("gloo")
-            bucket = {"buckets": 0.01, "no-overlap": 1.0, "one-bucket": 1000.0}.get(self.fault)
+            bucket = {"buckets": 0.01, "no-overlap": 1.0, "one-bucket": 1000.0}.get(
+                self.fault, given.bucket_mb
+            )
             wrapped = nn.parallel.DistributedDataParallel(self.model, bucket_cap_mb=bucket)
             if self.fault == "no-overlap":
                 wrapped.register_comm_hook(None, waits_at_once)
@@ -261,11 +263,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--ms", type=float, default=60.0)
     parser.add_argument("--rank", type=int, help="the only rank with the fault")
+    parser.add_argument("--bucket-mb", type=float, help="of DDP; its own default where not given")
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch")
     parser.add_argument("--bf16", action="store_true", help="products of the forward pass in bf16")
     parser.add_argument("--function", default="teach")
     parser.add_argument("--times", required=True, help="where each rank writes what its steps took")
     given = parser.parse_args()
-    torch.set_num_threads(THREADS if given.fault == "threads" else 1)
+    torch.set_num_threads(THREADS if given.fault == "threads" else given.threads)
     job = Job(given)
     (job.stages if given.model == "stages" else job.train)(given)
     took = {"ends": job.ends, "lost": job.lost, "busy": job.busy}
