@@ -13,10 +13,11 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
+from lostflops.capture.record.injected.lostflops_recorder.windows.window import bf16_units
+
 from .cases import COLLECTION, COMPILING, LATE, LOADING, LOGGING, NOUNS, PYTHON, VERBS, Truth
 from .grading import Page, Verdict, judged, page_of
 
-CPUINFO, BF16 = Path("/proc/cpuinfo"), {"avx512_bf16", "amx_bf16", "bf16"}
 SCRIPT = Path(__file__).with_name("real_job.py")
 FIRST, LAST = 10, 14  # steps that `record` keeps
 LOOSE = 0.15  # a real machine's steps vary, and so do their means and medians
@@ -89,7 +90,7 @@ def _of_a_choice() -> Iterator[RealCase]:
     """Faults of what is computed, and with how many threads."""
     again = Truth("everything computed again", "again")
     yield RealCase("recompute everywhere", ("--fault", "recompute"), again)
-    if BF16.intersection(CPUINFO.read_text().split()):
+    if bf16_units():
         truth = Truth("fp32 on a CPU with bf16", "fp32")
         yield RealCase("fp32 products", (), truth, without=("--bf16",))
     threads = Truth("16 threads on these cores", "core", ("OMP_NUM_THREADS|cpu-threads|threads",))

@@ -86,11 +86,8 @@ TURNS = (
     "(`torch.distributed.pipelining`), or give each a process of its own and shard the model (FSDP2)."
 )
 HANDING_OVER = 500_000  # ns: a queue between processes, and the pinning of a batch
-CHOSEN = (
-    AGAIN.name,
-    FP32_ON_CPU.name,
-    FP64_ON_CPU.name,
-)  # what a job computes by choice: faults of some size come first
+# What a job computes by choice: faults of some size come first.
+CHOSEN = tuple(made.name for made in (AGAIN, FP32_ON_CPU, FP64_ON_CPU))
 FAULT_OF_SOME_SIZE = 0.05  # of the step
 FAULT_FROM = 0.03  # of the step, from which on a fault comes before waiting that has no cause of its own
 

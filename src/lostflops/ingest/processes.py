@@ -78,18 +78,19 @@ def packages(frame: Mapping[str, Any]) -> list[str]:
 
 def frameworks(frame: Mapping[str, Any]) -> str | None:
     """The frameworks that drive the job, by the names that remedies know them by, with blanks between."""
-    told: Any = _said(frame).get("frameworks")
-    names: list[Any] = told if isinstance(told, list) else []  # pyright: ignore[reportUnknownVariableType]
-    return (
-        " ".join(name for name in names[:20] if isinstance(name, str) and FRAMEWORK.fullmatch(name)) or None
-    )  # pyright: ignore[reportUnknownVariableType]
+    return _words(frame, "frameworks", FRAMEWORK)
 
 
 def bf16_units(frame: Mapping[str, Any]) -> str | None:
     """The instructions of the process's CPU that multiply bf16, as Linux names them, with blanks between."""
-    told: Any = _said(frame).get("bf16_units")
-    names: list[Any] = told if isinstance(told, list) else []  # pyright: ignore[reportUnknownVariableType]
-    return " ".join(name for name in names[:20] if isinstance(name, str) and UNIT.fullmatch(name)) or None  # pyright: ignore[reportUnknownVariableType]
+    return _words(frame, "bf16_units", UNIT)
+
+
+def _words(frame: Mapping[str, Any], key: str, of: re.Pattern[str]) -> str | None:
+    """The words of this form in a list that `record` added, with blanks between."""
+    told: Any = _said(frame).get(key)
+    words: list[Any] = told if isinstance(told, list) else []  # pyright: ignore[reportUnknownVariableType]
+    return " ".join(word for word in words[:20] if isinstance(word, str) and of.fullmatch(word)) or None
 
 
 def _said(frame: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -116,32 +116,18 @@ def exposed_communication(
         base = replace(base, doubt=" ".join(filter(None, (base.doubt, late))))
     if passing := _past_slow_links(page, moving + waited):
         base = replace(base, doubt=" ".join(filter(None, (base.doubt, passing))))
-    times = page.take(TIMES) if main_purpose(given.purposes) == GRADIENTS else []
-    costs = f"costs {page.share(moving + waited)}{waiting}."
-    stopped = () if times else tuple(_stops(page, moving + waited))
-    at_once = () if times else tuple(_in_one_bucket(page, moving + waited))
-    if times:  # why there is so much of it
-        base = replace(base, next=times[0].next, remedies=given.named(TIMES), edit=NO_EDIT)
-    elif stopped:
-        base = replace(base, next=GO_ON, remedies=())
-    elif at_once:
-        base = replace(base, next=IN_PIECES)
-    untold_use = () if times else tuple(_of_unknown_use(given))
+    base, why = _with_its_cause(page, base, moving + waited)
+    untold_use = tuple(_of_unknown_use(given))
     if untold_use:
         base = replace(base, next=OF_EITHER, remedies=())
     told = made_of(
         replace(
             base,
-            name=TIMES if times else EXPOSED,
-            claim=f"{times[0].claim.rstrip('.')}. Of it, what no computation hides {costs}"
-            if times
-            else f"Communication that no computation hides {costs}",
+            claim=f"{base.claim} costs {page.share(moving + waited)}{waiting}.",
             cost_per_step=moving + waited,
             ns_per_step=min(base.ns_per_step, _transfer(page, base) + waited),
             evidence=(
-                *(fact for one in times for fact in one.evidence),
-                *stopped,
-                *at_once,
+                *why,
                 *_one_comes_last(page),
                 # These count the waiting that has a finding of its own.
                 *exposed_for(given),
@@ -160,6 +146,23 @@ def exposed_communication(
         exposed_operations(given),
     )
     page.put(told)
+
+
+def _with_its_cause(page: PageFindings, base: Finding, cost: int) -> tuple[Finding, tuple[str, ...]]:
+    """The finding by the name of what there is so much of it for, where that is known, with what to do and
+    what is said to cost; and the facts that tell it."""
+    if main_purpose(page.given.purposes) == GRADIENTS and (times := page.take(TIMES)):
+        one, claim = times[0], f"{times[0].claim} Of it, what no computation hides"
+        named = page.given.named(TIMES)
+        told = replace(base, name=TIMES, claim=claim, next=one.next, remedies=named, edit=NO_EDIT)
+        return told, one.evidence
+    told = replace(base, name=EXPOSED, claim="Communication that no computation hides")
+    stopped, at_once = tuple(_stops(page, cost)), tuple(_in_one_bucket(page, cost))
+    if stopped:
+        told = replace(told, next=GO_ON, remedies=())
+    elif at_once:
+        told = replace(told, next=IN_PIECES)
+    return told, (*stopped, *at_once)
 
 
 def _of_unknown_use(given: Given) -> Iterator[str]:

@@ -11,13 +11,12 @@ from dataclasses import replace
 import polars as pl
 
 from lostflops.causes.declared import AGAIN, FP32_ON_CPU
-from lostflops.finding import Finding, milliseconds, percent
+from lostflops.causes.needless.again import finding
+from lostflops.finding import Finding
 from lostflops.recipes.needless.products import FP32, slow_products
 from lostflops.report.first_page.page import Page
 from lostflops.session import Session, Skipped
 from lostflops.store.trace import Trace
-
-NO_RECOMPUTE = "no-recompute"
 
 
 def reasons(found: Page, trace: Trace, session: Session) -> Iterator[Finding]:
@@ -27,18 +26,9 @@ def reasons(found: Page, trace: Trace, session: Session) -> Iterator[Finding]:
     if AGAIN.name in told:
         yield told[AGAIN.name]
     elif not found.run.on_host and (again := _again_on_device(session)):
-        yield Finding(
-            AGAIN.name,
-            f"Activations are computed again in the backward pass, for {milliseconds(again)} per step "
-            f"({percent(again, round(found.budget.mean))}) of GPU time.",
-            "at most",
-            (),
-            "Keep the activations of some layers or of all, as far as the memory allows.",
-            ns_per_step=again,
-            remedies=AGAIN.also,
-            edit=NO_RECOMPUTE,
-            predicted=session.predicted([NO_RECOMPUTE]).get(NO_RECOMPUTE),
-        )
+        told_by_kernels = finding(again, round(found.budget.mean), on_host=False)
+        gain = session.predicted([told_by_kernels.edit])[told_by_kernels.edit]
+        yield replace(told_by_kernels, gain="at most", ns_per_step=again, remedies=AGAIN.also, predicted=gain)
     if products := told.get(FP32_ON_CPU.name):
         spent = int(slow_products(trace, found.counted).filter(precision=FP32)["ns"].sum())
         yield replace(products, gain="at most", ns_per_step=spent // max(1, found.counted.height))
