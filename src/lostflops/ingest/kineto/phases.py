@@ -87,13 +87,18 @@ def phases(tree: OperatorTree, operators: pl.DataFrame, ranges: pl.DataFrame | N
 def _numbers_only_checkpoints(forest: Forest, numbered: Flags, nodes: Flags, names: pl.Series) -> bool:
     """Whether operators that autograd numbers inside nodes are checkpoints', not gradients of gradients.
 
-    Those number the products of nearly all nodes, and operators that only backward passes have.
+    Those number the products of nearly all nodes of a pass, and operators that only backward passes have. A
+    pass lasts until the forward pass goes on.
     """
     inside = numbered & (forest.parent >= 0) & nodes[np.maximum(forest.parent, 0)]
     if not inside.any():
         return False
-    around = len(np.unique(forest.parent[inside]))
+    around = np.unique(forest.parent[inside])
     engine = names.cast(pl.String).str.starts_with("autograd::engine::").to_numpy()[forest.order]
     distinct = names.gather(forest.order[inside]).unique().cast(pl.String)
     only_backward = bool(distinct.str.contains(r"^aten::\w*_backward").any())
-    return not only_backward and around <= MOST_NODES * int((nodes & ~engine).sum())
+    forward = np.sort(forest.start[numbered & (forest.parent < 0)])
+    passes = np.searchsorted(forward, forest.start)
+    of_pass = np.bincount(passes[nodes & ~engine], minlength=len(forward) + 1)
+    numbering = np.bincount(passes[around], minlength=len(forward) + 1)
+    return not only_backward and bool((numbering <= MOST_NODES * of_pass).all())
