@@ -176,3 +176,30 @@ def test_one_evaluation_in_one_recorded_step_may_be_rare_in_the_job(
     page = lostflops.why(recorded(tmp_path, Eager(gemm_us=40, after=evaluated, stacks=True, host_us=8)))
     assert len(page.steps) == 1
     assert "evaluation-inside-step" not in {found.name for found in page.findings}
+
+
+def test_an_evaluation_on_a_cpu_is_what_its_main_thread_runs_in_it(tmp_path: Path) -> None:
+    """`evaluate` runs from 40 to 80 of each 100 ns, products for 30 of them; another thread's are not its."""
+    tables: dict[str, list[dict[str, object]]] = {"steps": [], "kernels": [], "frames": [], "operators": []}
+    tables["ranks"] = [{"rank": 0, "end": 300, "main_thread": 7, "device_kind": "cpu"}]
+    for step in range(3):
+        at, rank = 100 * step, {"rank": 0, "thread": 7}
+        tables["steps"].append({"rank": 0, "step": step, "start": at, "end": at + 100})
+        tables["frames"].append({**rank, "start": at + 40, "end": at + 80, "name": "train.py(60): evaluate"})
+        for start, end, thread in ((at + 5, at + 25, 7), (at + 45, at + 75, 7), (at + 70, at + 79, 8)):
+            span = {"rank": 0, "start": start, "end": end, "thread": thread}
+            tables["kernels"].append({**span, "family": "gemm"})
+        for start, phase in ((at + 5, "forward"), (at + 20, "backward")):
+            tables["operators"].append(
+                {**rank, "start": start, "end": start + 5, "sequence": step, "phase": phase}
+            )
+    stretches = pl.DataFrame(
+        [{"rank": 0, "step": step, "start": 100 * step + 40, "end": 100 * step + 45} for step in range(3)]
+    ).with_columns(
+        pl.col("rank").cast(pl.Int32), account=pl.lit("idle.other_host_work"), name=pl.lit(None, pl.String)
+    )
+    counted = stretches.select("rank", "step").unique()
+    told = (
+        in_evaluations(made(tmp_path, tables), counted, stretches).group_by("account").agg(pl.col("ns").sum())
+    )
+    assert dict(told.rows()) == {"compute": 90, "host": 120, "idle.other_host_work": 15}

@@ -196,7 +196,11 @@ def gather(
         updates=folded("updates", UPDATES, lambda: in_updates(each(of_some_ranks.UPDATED)))
         if not on_host
         else UPDATES.to_frame(),
-        evaluations=on_device("evaluations", EVALUATIONS, of_some_ranks.EVALUATED),
+        evaluations=folded(
+            "evaluations",
+            EVALUATIONS,
+            lambda: pl.concat([EVALUATIONS.to_frame(), *each(of_some_ranks.EVALUATED)]),
+        ),
         made_on_cpu=on_device("made_on_cpu", MADE, of_some_ranks.MADE_ON_CPU),
         losses=on_device("losses", LOSSES, of_some_ranks.LOSS_WORK),
         casts=on_device("casts", CASTS, of_some_ranks.WEIGHT_CASTS),

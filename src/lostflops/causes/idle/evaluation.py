@@ -42,13 +42,20 @@ def evaluates_often(page: PageFindings) -> None:
     computes = int(given.evaluations.filter(account=COMPUTE)["ns"].sum()) // steps
     times, idles = host.height, int(idle["ns"].sum()) // steps
     often = times >= OFTEN * steps and host.group_by("rank").len().filter(pl.col("len") >= LEAST).height
-    if given.on_host or not often or not page.reaches(computes + idles, FROM):
+    if not often or not page.reaches(computes + idles, FROM):
         return
     each = "each step" if times == steps else f"{times} of {steps} steps"
     spent = int(host["ns"].sum()) // steps
     by, own = str(host["name"][0]), spoken(str(host["name"][0]))
     who = WHO.get(by) or f"{without_place(own)} runs the model without training it"
     keeps = not given.evaluations.filter(account=KEEPS).is_empty()
+    made_of = f"the GPU computes {milliseconds(computes)} of it and idles {milliseconds(idles)}"
+    limit = (f"upper limit: the CPU's {milliseconds(spent)} and the GPU's time in it",)
+    # What else the busiest stream does stays.
+    bound = min(spent, given.beside_work // steps) + computes
+    if given.on_host:
+        made_of = f"operators run for {milliseconds(computes)} of it, and nothing for {milliseconds(idles)}"
+        bound, limit = spent, ()
     alone = len(given.steps) == 1  # ranks that evaluate one after the other wait for each other
     leave_rest(page, idle, sorted(set(idle["account"])), "without what lies in the evaluation")
     page.put(
@@ -56,17 +63,9 @@ def evaluates_often(page: PageFindings) -> None:
             name=EVALUATES.name,
             claim=f"{who} in {each}, which takes {page.share(computes + idles)}.",
             gain="at most" if alone else "unknown",
-            # What else the busiest stream does stays.
-            ns_per_step=min(spent, given.beside_work // steps) + computes if alone else 0,
+            ns_per_step=bound if alone else 0,
             cost_per_step=computes + idles,
-            evidence=(
-                f"the GPU computes {milliseconds(computes)} of it and idles {milliseconds(idles)}",
-                *(
-                    [f"upper limit: the CPU's {milliseconds(spent)} and the GPU's time in it"]
-                    if alone
-                    else []
-                ),
-            ),
+            evidence=(made_of, *(limit if alone else ())),
             next=" ".join((*((WITHOUT_GRADIENTS,) if keeps else ()), RARELY.get(by) or OWN.format(own))),
             remedies=(),
             recipe="idle_summary",

@@ -36,10 +36,10 @@ def in_evaluations(trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame 
     """What the evaluations inside steps that count take, by account and name, ns; each instant once.
 
     `stretches` is the table of `idle_causes`: of those it holds what lies inside an evaluation. A row of the
-    account 'compute' says for how long a device runs what was launched there. One of 'host' says how long the
-    CPU is at it in a `step`, device idle or not; its `name` is the framework, or the job's own function or
-    range. One of 'autograd' says how long operators take in it that are recorded for a backward pass, where
-    none follows.
+    account 'compute' says for how long a device runs what was launched there, or a CPU its operators. One of
+    'host' says how long the CPU is at it in a `step`, device idle or not; its `name` is the framework, or the
+    job's own function or range. One of 'autograd' says how long operators take in it that are recorded for a
+    backward pass, where none follows.
     """
     kernels, steps = trace.table("kernels"), trace.table("steps")
     if kernels is None or steps is None or stretches is None:
@@ -57,7 +57,7 @@ def in_evaluations(trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame 
         stretches.join(counted, on=["rank", "step"], how="semi").lazy(), inside, {"ns": pl.lit(True)}
     )
     by_name = idle.filter(pl.col("ns") > 0).group_by("rank", "account", name).agg(pl.col("ns").sum())
-    busy = intervals.union(_launched(kernels, spans).select("rank", "start", "end").lazy(), ["rank"])
+    busy = intervals.union(_launched(trace, kernels, spans).select("rank", "start", "end").lazy(), ["rank"])
     told = [
         by_name.collect(),
         busy.group_by("rank").agg(ns=length.sum()).with_columns(account=pl.lit(COMPUTE)).collect(),
@@ -105,7 +105,8 @@ def _of_its_own(
     spans = in_host_steps(cover.lazy(), windows).collect()
     numbered = operators.filter(pl.col("sequence") >= 0).select("rank", "sequence", "phase", at="start")
     back = numbered.filter(pl.col("phase").cast(pl.String) == "backward").select("rank", "sequence").collect()
-    product = _launched(kernels.filter(pl.col("family").cast(pl.String).is_in(MATRIX_WORK)), spans)
+    products = kernels.filter(pl.col("family").cast(pl.String).is_in(MATRIX_WORK))
+    product = _launched(trace, products, spans)
     if back.is_empty() or product.is_empty():
         return None, pl.DataFrame()
     inside = _at(numbered.collect(), spans).select("rank", "sequence").unique()
@@ -159,7 +160,14 @@ def _at(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _launched(kernels: pl.LazyFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """The kernels that were launched in these spans."""
-    known = kernels.filter(pl.col("launch_start").is_not_null())
-    return _at(known.select("rank", "start", "end", at="launch_start").collect(), spans)
+def _launched(trace: Trace, kernels: pl.LazyFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """The kernels launched in these spans; on a CPU, the operators that the main thread runs there."""
+    ranks, known = trace.table("ranks"), kernels.filter(pl.col("launch_start").is_not_null())
+    rows = known.select("rank", "start", "end", at="launch_start")
+    if ranks is not None:
+        main = ranks.filter(pl.col("device_kind").cast(pl.String) == "cpu").select(
+            "rank", thread="main_thread"
+        )
+        own = kernels.join(main, on=["rank", "thread"], how="semi").select("rank", "start", "end", at="start")
+        rows = pl.concat([rows, own])
+    return _at(rows.collect(), spans)
