@@ -16,11 +16,12 @@ from lostflops.causes.one_rank.late import Excess, Late
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding
 from lostflops.lab.simulate.engine import ran
-from lostflops.lab.simulate.job import SimulatedJob
+from lostflops.lab.simulate.instructions import Busy
+from lostflops.lab.simulate.job import Planted, SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
 from lostflops.session import Session
-from made_runs import made
+from made_runs import LOADER, made
 from test_groups_that_meet import job
 
 LAUNCHING = "idle.launch_bound"
@@ -130,3 +131,16 @@ def test_ranks_are_evened_out_in_the_work_of_their_experts_alone(tmp_path: Path)
     assert (job_row["own"], job_row["even"]) == (104 * MS, 84 * MS)
     kinds = dict(table.filter(part="kind").select("name", pl.col("own") / MS).iter_rows())
     assert kinds["forward of experts"] == kinds["forward"] == 40
+
+
+def test_waiting_for_ranks_that_are_late_together_is_told_once(tmp_path: Path) -> None:
+    """Two tensor-parallel ranks load for 40 ms, another computes slowly: 102 % of a step were told."""
+    slow_data = Planted("input", (Busy(40 * MS, (("user_annotation", LOADER),)),), frozenset({4, 5}))
+    made_up = SimulatedJob(strategy("tp2-dp4", 8), tokens=4096, steps=5, warmup=1, planted=(slow_data,))
+    made_up = replace(made_up, slow_ranks={3: (1.4, 0)})
+    simulate(made_up, tmp_path, processes=1)
+    (tmp_path / "truth.json").unlink()
+    first = lostflops.why(tmp_path).findings[0]
+    lost = ran(made_up).mean_step(1) - ran(replace(made_up, planted=())).mean_step(1)
+    assert first.name == "data-loading-starves-device"
+    assert lost <= first.size < 1.15 * lost

@@ -22,6 +22,7 @@ HOLDS_UP = re.compile(
 SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = ("communication.wait", "communication.exposed", "idle.pipeline_bubble")
 WAITED_THERE = "of it waiting for other ranks where that happens"
+WAIT = "communication.wait"
 WORTH_SAYING = 0.01  # of the step, from which on waiting is added to what is waited for
 
 
@@ -39,6 +40,9 @@ def join_waited_for(page: PageFindings, apart: int | None) -> tuple[int, int]:
         every, pairs = (int(rows["time"].sum()) // max(1, page.given.num_steps) for rows in (here, of_pairs))
         if apart is None:
             every, pairs = _in_every_turn(page, finding, every, pairs)
+        # Of ranks that are late together, the waiting for them is told already.
+        left = max(0, page.given.accounts.get(WAIT, 0) - told_already(page.given, finding))
+        every, pairs = min(every, left), min(pairs, left)
         if page.reaches(every, WORTH_SAYING):
             fact = f"{milliseconds(every)} {WAITED_THERE}"
             if (lead := _leads_by(page.given, finding.rank, every)) is not None:
@@ -47,6 +51,15 @@ def join_waited_for(page: PageFindings, apart: int | None) -> tuple[int, int]:
             page.replace(finding, dearer(page, finding, every, fact=fact))
             given_away, in_pairs = given_away + every, in_pairs + pairs
     return given_away, in_pairs
+
+
+def told_already(given: Given, finding: Finding) -> int:
+    """The waiting that a finding about idle time counts already, ns in a mean step of a mean rank."""
+    if WAIT not in finding.accounts:
+        return 0
+    return finding.size - sum(
+        given.accounts.get(account, 0) for account in finding.accounts if account != WAIT
+    )
 
 
 def _leads_by(given: Given, rank: int | None, waited: int) -> int | None:
@@ -81,7 +94,7 @@ def dearer(page: PageFindings, finding: Finding, more: int, gain: int = 0, fact:
             *(told for told in finding.evidence if not OF_IDLE.search(told)),
         ),
         contributed=told,
-        accounts=tuple(dict.fromkeys((*finding.accounts, "communication.wait"))),
+        accounts=tuple(dict.fromkeys((*finding.accounts, WAIT))),
     )
 
 
@@ -120,6 +133,6 @@ def _in_every_turn(page: PageFindings, finding: Finding, every: int, pairs: int)
     shares = own.group_by("rank").agg(share=pausing / pl.col("ns").sum())["share"]
     share = float(shares.min() or 0) if shares.len() == len(given.steps) else 0.0  # pyright: ignore[reportArgumentType]
     return (
-        max(every, round(share * given.accounts.get("communication.wait", 0))),
+        max(every, round(share * given.accounts.get(WAIT, 0))),
         max(pairs, round(share * in_pairs)),
     )
