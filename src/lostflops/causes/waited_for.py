@@ -40,9 +40,6 @@ def join_waited_for(page: PageFindings, apart: int | None) -> tuple[int, int]:
         every, pairs = (int(rows["time"].sum()) // max(1, page.given.num_steps) for rows in (here, of_pairs))
         if apart is None:
             every, pairs = _in_every_turn(page, finding, every, pairs)
-        # Of ranks that are late together, the waiting for them is told already.
-        left = max(0, page.given.accounts.get(WAIT, 0) - told_already(page.given, finding))
-        every, pairs = min(every, left), min(pairs, left)
         if page.reaches(every, WORTH_SAYING):
             fact = f"{milliseconds(every)} {WAITED_THERE}"
             if (lead := _leads_by(page.given, finding.rank, every)) is not None:

@@ -16,7 +16,7 @@ from lostflops.causes.one_rank.late import Late, more_of
 from lostflops.causes.own_time.spent import like_others_at_most, shared_at_most
 from lostflops.causes.own_time.together import LateTogether, late_together
 from lostflops.causes.page_findings import PageFindings
-from lostflops.causes.waited_for import WAIT, dearer, told_already
+from lostflops.causes.waited_for import dearer, told_already
 from lostflops.finding import Finding, milliseconds, percent
 
 from .advice import LAUNCHING, SLOW_HOSTS, Advice, evener, for_one
@@ -104,9 +104,9 @@ def told_together(
             f"step: {makes if longer else waiting}"
         )
         told = replace(same, evidence=(fact, *same.evidence))
-        already = told_already(given, same)  # a part of it may be told of these ranks one by one
-        whole = min(waited, given.accounts.get(WAIT, 0)) if already else waited
-        more = max(0, max(whole, longer * (ranks - len(group.ranks)) // ranks) - already)
+        theirs = longer * (ranks - len(group.ranks)) // ranks
+        # What is waited for its pauses is told by it already, and no part of `waited`.
+        more = max(waited, theirs - told_already(given, same))
         page.replace(same, dearer(page, told, more, bound_of(waits)))
         return
     alone = given.work.filter(~pl.col("rank").is_in(group.ranks[1:]))
