@@ -638,7 +638,8 @@ def test_a_step_is_measured_with_the_batches_it_may_take_apart() -> None:
 
     setting = tuned(DataLoader(Named(0.01)), step=step, step_seconds=None)
     assert 0.005 <= setting.step_seconds < 0.05
-    assert setting.workers in (1, 2, 3) and len(seen) > 4
+    assert setting.workers in (1, 2, 3)
+    assert len(seen) >= 4 and seen[:2] == seen[2:4]  # two batches in turn, each whole again
 
 
 def test_a_step_that_fails_fails_as_it_is() -> None:
@@ -678,8 +679,9 @@ def test_workers_that_live_on_still_do() -> None:
 def test_a_setting_is_a_record_with_units_in_its_names() -> None:
     setting = tuned(DataLoader(Sleeping(0.004)), seconds=1)
     record = json.loads(json.dumps(setting.record()))
+    derived = min(setting.workers_wanted, setting.workers_possible)
     assert record["arguments"]["num_workers"] == setting.workers
     assert record["load"]["batch_seconds"] > 0.003 and record["took_seconds"] > 0
-    assert {row["workers"] for row in record["candidates"]} >= {0, 1}
+    assert {row["workers"] for row in record["candidates"]} >= {0, derived}
     text = str(setting)
     assert "num_workers=" in text and "predicted" in text and "<-" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -700,13 +701,22 @@ def test_values_given_through_data_count() -> None:
         assert_same(steps(model, 1), steps(other, 1))
 
 
-def test_what_peft_merges_meanwhile_is_what_is_computed() -> None:
+class Late(ThreadedDevice):
+    """Copies that are still under way when the next layer is asked for."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+        stream.put(lambda: time.sleep(0.01))
+        super().copy(target, source, stream)
+
+
+@pytest.mark.parametrize("device", [ThreadedDevice, Late])
+def test_what_peft_merges_meanwhile_is_what_is_computed(device: type[ThreadedDevice]) -> None:
     """It writes to all of the weights through `.data`, in both directions."""
     found: list[Any] = []
     for streams in (True, False):
         model = tiny_models.lora(tiny_models.llama(4), rank=2)
         batch = tiny_models.llama_batch()
-        streamed = stream_frozen(model, device=ThreadedDevice()) if streams else nullcontext()
+        streamed = stream_frozen(model, device=device()) if streams else nullcontext()
         with streamed, torch.no_grad():
             for turn in (model.eval, model.merge_adapter, model.unmerge_adapter, model.merge_adapter):
                 turn()

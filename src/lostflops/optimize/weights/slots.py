@@ -212,8 +212,10 @@ class Slots:
         self._order.saw(layer, mode)
         slot = self._held(layer)
         if slot is None or slot.version != self._version(layer):
-            if slot is not None and self._seen(slot):  # by somebody who does not see what was written
-                self._refuse_seen()
+            if slot is not None:
+                self._end_copy(slot)  # it is fetched ahead, and the layer was written meanwhile
+                if self._seen(slot):  # by somebody who does not see what was written
+                    self._refuse_seen()
             slot = self._fetch(layer, "first use" if first else "order missed", slot)
             slot.asked = None
         slot.used = self._clock
@@ -270,8 +272,7 @@ class Slots:
     def close(self) -> None:
         """Waits for all copies and users, and lets go of the memory."""
         for slot in self.slots:
-            if slot.ready is not None:
-                self._device.synchronize(slot.ready)
+            self._end_copy(slot)
             for stream in slot.streams.values():
                 self._device.synchronize(self._device.record(stream))
         self._resolve()
@@ -367,10 +368,13 @@ class Slots:
                 return False
         return True
 
+    def _end_copy(self, slot: LayerSlot) -> None:
+        if slot.ready is not None:
+            self._device.synchronize(slot.ready)
+
     def _refuse(self, layer: int) -> LayerSlot:
         for slot in self.slots:  # copies ahead that turned out not to be needed
-            if slot.ready is not None:
-                self._device.synchronize(slot.ready)
+            self._end_copy(slot)
         slot = self._free({layer})
         if slot is not None:
             return slot
