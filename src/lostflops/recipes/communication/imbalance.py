@@ -207,8 +207,9 @@ def a_rank_arrives_last(table: pl.DataFrame) -> Iterator[Finding]:
     # The ranks of a slice may wait for another, of which nothing else is known then.
     if (worst["unmatched"] or 0) > worst["collectives"]:  # who is last in a few says nothing of the rest
         return
-    others = known.filter(pl.col("rank") != worst["rank"])["own_wait"].drop_nulls().sort()
-    own_waits = list(dict.fromkeys((milliseconds(others[0]), milliseconds(others[-1]))))
+    of_others = pl.col("own_wait").filter(pl.col("rank") != worst["rank"])
+    least, most = known.select(least=of_others.min(), most=of_others.max()).row(0)
+    own_waits = list(dict.fromkeys((milliseconds(least), milliseconds(most))))
     own = worst["own_wait"]
     waits = "" if own is None else f"it waits {milliseconds(own)} itself; " if own else "it never waits; "
     evidence = [
