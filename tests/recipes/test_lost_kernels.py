@@ -40,3 +40,11 @@ def test_a_kernel_that_waits_for_another_rank_holds_up_its_stream_until_the_reco
 def test_a_stream_that_was_used_for_a_while_keeps_nothing_queued() -> None:
     calls = [(at, 13 if at in (0, 10) else COMPUTE, at != 70) for at in range(0, 130, 10)]
     assert missed(calls) == [70]
+
+
+def test_where_no_call_has_its_kernel_nothing_is_missed() -> None:
+    """The numbers of calls and kernels are of two kinds then."""
+    calls = [{"rank": 0, "start": at, "end": at + 2, "name": "cudaLaunchKernel", "correlation": at}
+             for at in (10, 20)]  # fmt: skip
+    kernels = [{"rank": 0, "start": 60, "end": 65, "stream": COMPUTE, "correlation": 9, "name": "k"}]
+    assert launching(example_table(LAUNCHES, calls), example_table(KERNELS, kernels)).is_empty()

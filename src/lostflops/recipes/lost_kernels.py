@@ -37,6 +37,8 @@ def launching(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl
     if calls.is_empty() or work.is_empty():
         return nothing
     rows = _with_streams(calls, work)
+    if not rows["ran"].any():  # numbers that agree nowhere tell of no call
+        return nothing
     if not rows["ran"].all():
         unnamed = kernels.filter(pl.col("correlation").is_null()).group_by("rank").agg(_unnamed=pl.len())
         missed = (~pl.col("ran")).cum_sum().over("rank", order_by="start")
@@ -94,7 +96,7 @@ def _may_be_queued(calls: pl.DataFrame) -> pl.DataFrame:
         {
             "rank": rank[first],
             "start": start[np.append(first[1:], len(start)) - 1],
-            "_gap": np.maximum.reduceat(gap, first) if len(first) else gap,
+            "_gap": np.maximum.reduceat(gap, first),
         }
     )
     in_use = pl.col("start").max().over("rank") - pl.col("start") <= 2 * pl.col("_gap")
