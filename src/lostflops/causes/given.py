@@ -16,6 +16,7 @@ from lostflops.recipes.host.saving import HELD_UP
 from lostflops.recipes.idle.evaluations import EVALUATIONS
 from lostflops.recipes.idle.made_tensors import MADE
 from lostflops.recipes.idle.updates import UPDATES
+from lostflops.recipes.needless.given_back import GIVEN_BACK
 from lostflops.recipes.needless.products import SLOW_PRODUCTS
 from lostflops.recipes.needless.run_again import RUN_AGAIN
 from lostflops.recipes.operators.loss_work import LOSSES
@@ -105,6 +106,7 @@ class Given:
     again: pl.DataFrame = field(default_factory=RUN_AGAIN.to_frame)  # as `run_again` tells it
     memory_peak: float = 0.0  # the largest share of a GPU's memory that is allocated; 0 where not known
     slow_products: pl.DataFrame = field(default_factory=SLOW_PRODUCTS.to_frame)  # as its function tells them
+    given_back: pl.DataFrame = field(default_factory=GIVEN_BACK.to_frame)  # as its function tells it
     beside: pl.DataFrame = field(default_factory=BESIDE.to_frame)
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
     operations: Mapping[str, int] = field(default_factory=dict[str, int])

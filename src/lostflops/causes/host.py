@@ -14,12 +14,14 @@ from lostflops.recipes.idle.read_values import WAITS
 from .declared import BESIDE, COMPUTED_ON_CPU, EVALUATES, MADE_ON_CPU, ONE_BY_ONE, PROFILER, SLOWED
 from .given import BETWEEN, HOST_WAITS, OTHER_HOST, Given
 from .idle.evaluation import evaluates_often
+from .idle.freed_memory import gives_memory_back
 from .idle.graphs import pauses_inside_graphs
 from .idle.made_tensors import computes_on_cpu, makes_tensors
 from .idle.micro_batches import launched_for_each_micro_batch
 from .idle.named import (
     BETWEEN_FROM,
     BY_NAME,
+    RUNS,
     SYNCHRONISING,
     between_operators,
     launched_in_pieces,
@@ -62,7 +64,6 @@ IN_ONE_LAUNCH = (
 )
 GRAPHS = "cuda-graphs"  # the remedy
 COLLECTS_FROM = 0.05  # of step time
-RUNS = re.compile(r"\bruns (Python|other code)\b")
 RECORD_STACKS = re.compile(r"Record call stacks: .*|To see which Python .*")
 
 
@@ -76,6 +77,7 @@ def join_host(page: PageFindings) -> None:
         updated_one_by_one(page)
     for finding in [f for f in page.all() if f.recipe == "idle_summary" and f.name not in TOLD]:
         page.replace(finding, named(page, finding))
+    gives_memory_back(page)
     between_operators(page)
     launched_in_pieces(page)
     _one_gap(page)

@@ -45,6 +45,7 @@ from lostflops.recipes.idle.made_tensors import MADE
 from lostflops.recipes.idle.read_values import computed_to_be_read, reads_values
 from lostflops.recipes.idle.updates import UPDATES, in_updates
 from lostflops.recipes.layout.micro_batches import alike
+from lostflops.recipes.needless.given_back import GIVEN_BACK
 from lostflops.recipes.needless.products import SLOW_PRODUCTS, slow_products
 from lostflops.recipes.needless.run_again import RUN_AGAIN, of_all_ranks, run_again
 from lostflops.recipes.operators.loss_work import LOSSES
@@ -201,6 +202,9 @@ def gather(
             EVALUATIONS,
             lambda: pl.concat([EVALUATIONS.to_frame(), *each(of_some_ranks.EVALUATED)]),
         ),
+        given_back=folded("given_back", GIVEN_BACK, lambda: pl.concat(each(of_some_ranks.GIVEN_BACK)))
+        if on_host
+        else GIVEN_BACK.to_frame(),
         made_on_cpu=on_device("made_on_cpu", MADE, of_some_ranks.MADE_ON_CPU),
         losses=on_device("losses", LOSSES, of_some_ranks.LOSS_WORK),
         casts=on_device("casts", CASTS, of_some_ranks.WEIGHT_CASTS),

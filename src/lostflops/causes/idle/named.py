@@ -23,6 +23,7 @@ from lostflops.causes.names import (
 )
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding, milliseconds
+from lostflops.naming.classification import NODE, WRAPPER
 from lostflops.naming.host_causes import causes_of
 from lostflops.naming.standing_still import FILES, NO_CORE, PIPES, stands_still
 from lostflops.naming.standing_still import WAITS as WAITS_FOR_OTHERS
@@ -55,6 +56,7 @@ BETWEEN_FROM = 0.15
 ALONE = 0.9  # of the time on all ranks
 NEARLY_ALL, MOSTLY = 0.9, 0.5  # of a finding's time, in which the CPU does what is said of it
 SAVES_OR_LOGS, SAVES, LOGS = "saves a checkpoint or logs", "saves a checkpoint", "logs"
+RUNS = re.compile(r"\bruns (Python|other code)\b")
 NAMES_HERE = "{}"  # in advice that is the same for several names
 # Ranges that frameworks and scripts draw around whole phases: what to change lies inside.
 PHASE = re.compile(
@@ -331,6 +333,13 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
         )
     if any(map(FRAME.search, names)):
         return f"Do the same in fewer operators inside {spoken(name)}: `torch.compile`, or a larger batch."
+    row = name.partition(" in ")[0]
+    if re.match(NODE, row):
+        return (
+            f"`{row.removeprefix(WRAPPER)}` is a node of autograd in C++: no Python runs in it. This is "
+            "time inside it and outside its operators, such as for freeing memory. A larger batch has fewer "
+            "nodes per sample; `torch.compile` makes one of many."
+        )
     return (
         f"{spoken(name)} is a whole phase. To see which Python runs in it, record call stacks: "
         "`lostflops record --what cuda,shapes,python -- COMMAND`."
