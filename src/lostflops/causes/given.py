@@ -19,6 +19,7 @@ from lostflops.recipes.idle.updates import UPDATES
 from lostflops.recipes.needless.given_back import GIVEN_BACK
 from lostflops.recipes.needless.products import SLOW_PRODUCTS
 from lostflops.recipes.needless.run_again import RUN_AGAIN
+from lostflops.recipes.needless.started_workers import WORKERS
 from lostflops.recipes.operators.loss_work import LOSSES
 from lostflops.recipes.operators.weight_casts import CASTS
 from lostflops.session import Answer
@@ -107,6 +108,7 @@ class Given:
     memory_peak: float = 0.0  # the largest share of a GPU's memory that is allocated; 0 where not known
     slow_products: pl.DataFrame = field(default_factory=SLOW_PRODUCTS.to_frame)  # as its function tells them
     given_back: pl.DataFrame = field(default_factory=GIVEN_BACK.to_frame)  # as its function tells it
+    workers: pl.DataFrame = field(default_factory=WORKERS.to_frame)  # as `of_workers` tells it
     beside: pl.DataFrame = field(default_factory=BESIDE.to_frame)
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
     operations: Mapping[str, int] = field(default_factory=dict[str, int])

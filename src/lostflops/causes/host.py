@@ -32,6 +32,7 @@ from .idle.named import (
 from .idle.optimizer import updated_one_by_one
 from .idle.profiler import profiler_works
 from .idle.threads import two_threads_launch
+from .idle.worker_starts import starts_workers
 from .names import made_of, spoken, untold_after_wait
 from .one_rank.held_up import PAUSES, away, held_up, ranks_held_up
 from .page_findings import PER_STEP, PageFindings
@@ -77,6 +78,7 @@ def join_host(page: PageFindings) -> None:
         updated_one_by_one(page)
     for finding in [f for f in page.all() if f.recipe == "idle_summary" and f.name not in TOLD]:
         page.replace(finding, named(page, finding))
+    starts_workers(page)
     gives_memory_back(page)
     between_operators(page)
     launched_in_pieces(page)

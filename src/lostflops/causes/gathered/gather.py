@@ -48,6 +48,7 @@ from lostflops.recipes.layout.micro_batches import alike
 from lostflops.recipes.needless.given_back import GIVEN_BACK
 from lostflops.recipes.needless.products import SLOW_PRODUCTS, slow_products
 from lostflops.recipes.needless.run_again import RUN_AGAIN, of_all_ranks, run_again
+from lostflops.recipes.needless.started_workers import WORKERS, of_workers
 from lostflops.recipes.operators.loss_work import LOSSES
 from lostflops.recipes.operators.weight_casts import CASTS
 from lostflops.recipes.transfers import lengthened
@@ -205,6 +206,7 @@ def gather(
         given_back=folded("given_back", GIVEN_BACK, lambda: pl.concat(each(of_some_ranks.GIVEN_BACK)))
         if on_host
         else GIVEN_BACK.to_frame(),
+        workers=folded("workers", WORKERS, lambda: of_workers(trace)),
         made_on_cpu=on_device("made_on_cpu", MADE, of_some_ranks.MADE_ON_CPU),
         losses=on_device("losses", LOSSES, of_some_ranks.LOSS_WORK),
         casts=on_device("casts", CASTS, of_some_ranks.WEIGHT_CASTS),

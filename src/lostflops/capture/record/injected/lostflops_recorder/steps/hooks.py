@@ -113,8 +113,21 @@ def compiling_test() -> Callable[[], bool]:
 
 
 def dataloader(module: Any) -> None:
+    """Batches that are taken from a loader, and the start of its worker processes, mostly in each epoch."""
     cls = module._BaseDataLoaderIter
     cls.__next__ = functools.wraps(cls.__next__)(timed("data", cls.__next__))
+    with_workers = getattr(module, "_MultiProcessingDataLoaderIter", None)
+    if with_workers is None:
+        return
+    inner = with_workers.__init__
+
+    @functools.wraps(inner)
+    def starting(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        many = getattr(loader, "num_workers", 0)
+        name = f"{run_folder.WORKERS_START}{many} worker process{'es' * (many != 1)}"
+        timed("data", inner, name)(self, loader, *args, **kwargs)
+
+    with_workers.__init__ = starting
 
 
 def saving(module: Any) -> None:
