@@ -7,9 +7,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from by_hand import DATA, MS, PYTHON, finding, page
+from by_hand import DATA, MS, PYTHON, UNEXPLAINED, finding, page
 from lostflops.causes.idle.named import _cheaper  # pyright: ignore[reportPrivateUsage]
 from lostflops.recipes.needless.given_back import GIVEN_BACK, given_back
+from lostflops.recipes.steps.log_core_waits import a_core_is_missing
 from made_runs import made
 
 NODE = "autograd::engine::evaluate_function: "
@@ -72,3 +73,19 @@ def test_freed_memory_is_no_python_of_the_optimizer_s_and_has_no_bound(freed: in
         assert "tensors take up to 51.2 MB" in told.evidence[0]
         assert (told.gain, told.ns_per_step, told.size) == ("unknown", 0, 10 * MS)
         assert "MALLOC_MMAP_MAX_=0" in told.next
+
+
+@pytest.mark.parametrize("name", ["host-busy-elsewhere", "idle-unexplained"])
+def test_waiting_for_a_core_may_lie_in_pauses_that_nothing_explains(name: str) -> None:
+    crowded = finding("waits-for-a-core", "", 7, recipe="step_log_core_waits", accounts=())
+    for size, up_to in ((12, "7.00"), (5, "5.00")):
+        _, pauses = page(crowded, finding(name, UNEXPLAINED, size), on_host=True)
+        fact = f"up to {up_to} ms of it may be waiting for a core, which another finding tells"
+        assert pauses.evidence == (fact,)
+
+
+def test_that_cores_save_no_more_than_the_step_is_no_bound() -> None:
+    rows = {"counted": [True], "lost": [9], "step_time": [40], "core_wait": [9], "rank": [0]}
+    for most, gain in ((40, ("unknown", 0)), (39, ("at most", 39))):
+        (told,) = a_core_is_missing(pl.DataFrame({**rows, "most": [most]}))
+        assert (told.gain, told.ns_per_step) == gain and told.size == 9

@@ -139,6 +139,7 @@ class Given:
     meeting: tuple[frozenset[int], ...] = ()
     with_frames: frozenset[int] = frozenset()  # ranks that recorded what Python ran
     loops: frozenset[str] = frozenset()  # functions of which one call holds a whole step
+    passes: frozenset[str] = frozenset()  # functions of the user's of which one call holds a backward pass
     gpus: Mapping[int, str] = field(default_factory=dict[int, str])  # of each rank, as its driver names it
     hosts: Mapping[int, int] = field(default_factory=dict[int, int])  # number of each rank's, where known
     # What a mean step gains by an edit, as a replay has it, ns; 0 where none knows.

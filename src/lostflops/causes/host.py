@@ -96,6 +96,7 @@ def join_host(page: PageFindings) -> None:
     _slowed_by_saving(page)
     _beside_python(page)
     _blocked(page)
+    _without_core(page)
     _collects_young_objects(page)
 
 
@@ -362,6 +363,17 @@ def _blocked(page: PageFindings) -> None:
             ),
         )
         blocked -= finding.size
+
+
+def _without_core(page: PageFindings) -> None:
+    """A thread that has no core for a while may be in a pause then or in an operator: none tells which."""
+    waits = page.of("waits-for-a-core")
+    if waits is None or not page.given.on_host:
+        return
+    for finding in filter(None, (page.of(BY_NAME), page.of(UNEXPLAINED))):
+        much = milliseconds(min(waits.size, finding.size))
+        fact = f"up to {much} of it may be waiting for a core, which another finding tells"
+        page.replace(finding, replace(finding, evidence=(*finding.evidence, fact)))
 
 
 def _collects_young_objects(page: PageFindings) -> None:

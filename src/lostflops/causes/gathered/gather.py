@@ -39,7 +39,7 @@ from lostflops.causes.purposes import (
 from lostflops.errors import LostflopsError
 from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
 from lostflops.recipes.host.saving import HELD_UP, saving_rows
-from lostflops.recipes.host_steps import LOOPS, host_steps, in_host_steps, loops_over_steps
+from lostflops.recipes.host_steps import LOOPS, holds_passes, host_steps, in_host_steps, loops_over_steps
 from lostflops.recipes.idle.evaluations import EVALUATIONS
 from lostflops.recipes.idle.made_tensors import MADE
 from lostflops.recipes.idle.read_values import computed_to_be_read, reads_values
@@ -238,6 +238,7 @@ def gather(
         clocks_apart=_clocks_apart(trace) if many else 0,
         with_frames=frozenset(folded("with_frames", RANKS, with_frames)["rank"]) if many else frozenset(),
         loops=frozenset(folded("loops", LOOPS, lambda: loops_over_steps(trace, counted))["name"]),
+        passes=frozenset(folded("passes", LOOPS, lambda: holds_passes(trace))["name"]),
         gpus=_of_ranks(trace, "gpu", pl.String),
         hosts=_of_ranks(trace, "host", pl.Int64),
         gained=partial(_gained, session),

@@ -105,7 +105,7 @@ def named(page: PageFindings, finding: Finding) -> Finding:
     does = _does([name for name, _ in parts[: len(largest)]], told)
     claim = finding.claim.replace(" while the CPU runs other code", does)
     # What a training loop or a whole phase does between its calls stays where it is.
-    work = [part for part in parts[: len(largest)] if _is_work(part[0]) and part[0] not in page.given.loops]
+    work = [part for part in parts[: len(largest)] if _is_work(part[0]) and not _holds(page, part[0])]
     edit = _without(work, page.given.accounts.get(OTHER_HOST), len(page.given.steps) > 1)
     return replace(
         named,
@@ -122,7 +122,7 @@ def _advice(page: PageFindings, names: Sequence[str]) -> str:
     every, loads = given.names["name"].drop_nulls().to_list(), bool(given.accounts.get(LOADING))
     about: dict[str, dict[str, str]] = {}
     for name in names:
-        said = _own_lines(spoken(name)) if name in given.loops else _cheaper(name, every, loads)
+        said = _own_lines(page, name) if _holds(page, name) else _cheaper(name, every, loads)
         alike = about.setdefault(said.replace(spoken(name), NAMES_HERE), {})
         alike.setdefault(_users_function(name) or name, spoken(name))
     return " ".join(
@@ -133,10 +133,16 @@ def _advice(page: PageFindings, names: Sequence[str]) -> str:
     )
 
 
-def _own_lines(function: str) -> str:
-    """What to do about Python of a function that holds a training loop, between what it calls."""
+def _holds(page: PageFindings, name: str) -> bool:
+    """Whether a name is of a function that holds a training loop or a backward pass."""
+    return name in page.given.loops or name in page.given.passes
+
+
+def _own_lines(page: PageFindings, name: str) -> str:
+    """What to do about Python of a function that holds a training loop or a pass, between what it calls."""
+    held = "the training loop" if name in page.given.loops else "a backward pass"
     return (
-        f"{function} holds the training loop, and this is Python of its own lines or of libraries that they "
+        f"{spoken(name)} holds {held}, and this is Python of its own lines or of libraries that they "
         "call. Move these lines into functions and record again: what takes long then has a name."
     )
 
@@ -391,14 +397,14 @@ def between_operators(page: PageFindings) -> None:
         return
     whole = given.accounts.get(OTHER_HOST, 0)
     names = names_of(page, OTHER_HOST)
-    is_one = any(2 * ns >= whole and _is_work(name) and name not in given.loops for name, ns in names)
+    is_one = any(2 * ns >= whole and _is_work(name) and not _holds(page, name) for name, ns in names)
     is_one = is_one or mostly_in([part for part in names if _of_a_library(part[0])], whole) != ""
     if 2 * given.in_long_pauses >= whole * given.num_steps or is_one:
         return
     if not page.reaches(other.size, BETWEEN_FROM):
         page.drop(other)
         return
-    inside = mostly_in([part for part in names if _users_function(part[0]) not in given.loops], whole)
+    inside = mostly_in([part for part in names if not _holds(page, _users_function(part[0]))], whole)
     where = f", mostly in {without_place(spoken(inside))}" if inside else ""
     page.replace(
         other,
