@@ -28,6 +28,7 @@ from .idle.named import (
     named,
     names_of,
     own_code,
+    with_operators,
 )
 from .idle.optimizer import updated_one_by_one
 from .idle.profiler import profiler_works
@@ -81,6 +82,7 @@ def join_host(page: PageFindings) -> None:
     starts_workers(page)
     gives_memory_back(page)
     between_operators(page)
+    with_operators(page)
     launched_in_pieces(page)
     _one_gap(page)
     _out_of_memory(page)

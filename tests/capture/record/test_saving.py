@@ -17,7 +17,8 @@ WRITES = 0.005  # s
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Any:
     counted = SimpleNamespace(on=True, window=None, thread=0, checkpoint=0, data=0, logged=lambda loss: None)
-    monkeypatch.setattr(clock, "CLOCK", counted)
+    for module in (clock, hooks):
+        monkeypatch.setattr(module, "CLOCK", counted)
     monkeypatch.setattr(clock, "NESTED", {})
     return counted
 
@@ -85,3 +86,24 @@ def test_the_start_of_a_loader_s_workers_counts_as_loading_and_is_named(counting
     ]
     assert counting.data >= 4 * WRITES * 1e9
     hooks.dataloader(SimpleNamespace(_BaseDataLoaderIter=Base))
+
+
+def test_an_evaluation_of_the_trainer_is_named_in_recorded_steps(counting: Any) -> None:
+    names: list[str] = []
+
+    class Trainer:
+        def log(self, logs: object) -> object:
+            return logs
+
+        def evaluate(self, data: str, metric: str = "") -> str:
+            return data + metric
+
+    def within(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+        names.append(name)
+        return function(*args, **kwargs)
+
+    hooks.trainer(SimpleNamespace(Trainer=Trainer))
+    for attached in (True, False):
+        counting.window = SimpleNamespace(ranges=SimpleNamespace(attached=attached, within=within))
+        assert Trainer().evaluate("a", metric="b") == "ab"
+    assert names == ["Trainer.evaluate"]

@@ -52,7 +52,7 @@ NO_LOOP = re.compile(
 )
 # Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
 # lengthens just these pauses.
-BETWEEN_FROM = 0.15
+BETWEEN_FROM, BETWEEN_OPERATORS = 0.15, "in the short pauses between operators"
 ALONE = 0.9  # of the time on all ranks
 NEARLY_ALL, MOSTLY = 0.9, 0.5  # of a finding's time, in which the CPU does what is said of it
 SAVES_OR_LOGS, SAVES, LOGS = "saves a checkpoint or logs", "saves a checkpoint", "logs"
@@ -410,11 +410,42 @@ def between_operators(page: PageFindings) -> None:
         other,
         replace(
             other,
-            claim=f"Nothing computes for {page.share(other.size)} in the short pauses between operators"
-            f"{where}.",
+            claim=f"Nothing computes for {page.share(other.size)} {BETWEEN_OPERATORS}{where}.",
             next=f"Do the same in fewer operators{f' inside {spoken(inside)}' if inside else ''}: a larger "
             "batch, or `torch.compile`.",
             edit="",
+        ),
+    )
+
+
+def with_operators(page: PageFindings) -> None:
+    """On a CPU, operators of a function that is taken out go, too: the bound counts them.
+
+    What is predicted without the Python alone is then no prediction of that.
+    """
+    given, found = page.given, page.of(BY_NAME)
+    if found is None or not given.on_host or BETWEEN_OPERATORS in found.claim or found.gain != "at most":
+        return
+    parts = _by_function(names_of(page, OTHER_HOST))
+    largest = [name for name, ns in parts[:2] if ns >= NAMED_FROM * found.size]
+    work = [name for name in largest if _is_work(name) and not _holds(page, name)]
+    functions = list(dict.fromkeys(filter(None, map(_users_function, work))))
+    whole = given.spent_in(functions) // max(1, given.num_steps) if functions else 0
+    more = whole - sum(ns for name, ns in parts if _users_function(name) in functions)
+    if more < NAMED_FROM * found.size:
+        return
+    fact = (
+        f"{listed([spoken(name) for name in functions])} take{'s' * (len(functions) == 1)} "
+        f"{milliseconds(whole)} per step with operators, which the bound counts"
+    )
+    page.replace(
+        found,
+        replace(
+            found,
+            cost_per_step=found.size,
+            ns_per_step=found.ns_per_step + more,
+            evidence=(fact, *found.evidence),
+            edit=NO_EDIT,
         ),
     )
 
