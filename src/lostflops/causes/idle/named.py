@@ -429,7 +429,7 @@ def with_operators(page: PageFindings) -> None:
     parts = _by_function(names_of(page, OTHER_HOST))
     largest = [name for name, ns in parts[:2] if ns >= NAMED_FROM * found.size]
     work = [name for name in largest if _is_work(name) and not _holds(page, name)]
-    functions = list(dict.fromkeys(filter(None, map(_users_function, work))))
+    functions = list(dict.fromkeys(function for name in work if (function := _users_function(name))))
     whole = given.spent_in(functions) // max(1, given.num_steps) if functions else 0
     more = whole - sum(ns for name, ns in parts if _users_function(name) in functions)
     if more < NAMED_FROM * found.size:
