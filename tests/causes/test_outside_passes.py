@@ -67,6 +67,7 @@ def test_what_makes_no_node_of_a_backward_pass_is_outside_of_what_trains(tmp_pat
     assert of_kind(told, "function") == {AUGMENT: 7, EMA: 3}
     # From the step's start to the model, from the model to the loss, from the optimizer to its zeroing.
     assert of_kind(told, "bound") == {"": 18 + 9 + 20}
+    assert of_kind(told, "step") == {"1": 7 + 5 + 3}
 
 
 def test_nothing_is_told_where_the_passes_of_the_model_are_not_marked(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ LEDGER = [(0, step, "compute", 100) for step in range(2)]
 def test_operators_outside_are_told_with_what_calls_them_and_a_bound(
     more: list[tuple[str, str, int]], says: str, then: str
 ) -> None:
-    rows = outside(("operator", "aten::mul", 40), ("bound", "", 50), *more)
+    rows = outside(("operator", "aten::mul", 40), ("bound", "", 50), ("step", "0", 30), *more)
     (told,) = page(ledger=LEDGER, join=computes_outside, on_host=True, outside=rows)
     assert told.claim.startswith(
         "Operators outside of passes that train and of the optimizer take 20.0 ms per"
@@ -102,10 +103,11 @@ def test_operators_outside_are_told_with_what_calls_them_and_a_bound(
 
 
 @pytest.mark.parametrize(
-    "known", [{"passes": {AUGMENT}}, {"on_host": False}, {"outside": 19}, {"told": True}]
+    "known", [{"passes": {AUGMENT}}, {"on_host": False}, {"outside": 19}, {"told": True}, {"in one": 9}]
 )
 def test_one_cause_is_told_once_and_from_a_tenth_of_a_step_on(known: dict[str, Any]) -> None:
-    rows = outside(("operator", "aten::mul", known.pop("outside", 40)), ("function", AUGMENT, 40))
+    each = ("step", "0", known.pop("in one", 40))
+    rows = outside(("operator", "aten::mul", known.pop("outside", 40)), ("function", AUGMENT, 40), each)
     python = finding(
         "host-busy-elsewhere", PYTHON, 9, "It idles while the CPU runs Python: `augment` (9.00 ms)."
     )

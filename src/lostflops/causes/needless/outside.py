@@ -9,9 +9,10 @@ from lostflops.causes.idle.named import BY_NAME
 from lostflops.causes.names import listed, spoken, without_place
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding, milliseconds
-from lostflops.recipes.needless.outside_passes import BOUND, FORWARD, FUNCTION, MODEL, OPERATOR
+from lostflops.recipes.needless.outside_passes import BOUND, FORWARD, FUNCTION, MODEL, OPERATOR, STEP
 
 FROM = 0.1  # of a step
+OFTEN = 0.5  # of the steps, that have at least half of the mean: one in a few recorded ones may be rare
 MOSTLY, MOST, NAMED_FROM = 0.5, 3, 0.1
 STACKS = (
     "To see which functions call them, record call stacks: `lostflops record --what cuda,shapes,python -- "
@@ -31,6 +32,9 @@ def computes_outside(page: PageFindings) -> None:
     cost = int(rows.filter(kind=OPERATOR)["ns"].sum()) // steps
     told = page.of(EVALUATES.name)
     if not given.on_host or not page.reaches(cost, FROM) or (told and told.size >= MOSTLY * cost):
+        return
+    each = rows.filter(pl.col("kind") == STEP, 2 * pl.col("ns") >= cost)
+    if each.height < OFTEN * steps:
         return
     by = {kind: _largest(rows, kind, steps) for kind in (OPERATOR, MODEL, FUNCTION)}
     models, functions = ([p for p in by[kind] if p[1] >= MOSTLY * cost] for kind in (MODEL, FUNCTION))

@@ -13,7 +13,7 @@ FORWARD = "forward#"  # before the class of a model, around a call of it: `lostf
 # Ranges in which operators serve training, or have an account of their own.
 TRAINS = r"^(?:backward$|Optimizer\.|enumerate\(DataLoader\)#)"
 PASS = ("backward", "recompute", "optimizer")
-OPERATOR, MODEL, FUNCTION, BOUND = "operator", "model", "function", "bound"
+OPERATOR, MODEL, FUNCTION, BOUND, STEP = "operator", "model", "function", "bound", "step"
 OUTSIDE = pl.Schema({"rank": pl.Int32, "kind": pl.String, "name": pl.String, "ns": pl.Int64})
 LANE = ["rank", "thread"]
 TIMES = [*LANE, "start", "end"]
@@ -25,7 +25,8 @@ def outside_passes(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
 
     Rows of the kind 'model' say how long of that passes of a model without gradients are, 'function' in which
     functions of the user's it is, and 'bound' how long the stretches are, pauses and all, between what trains
-    that have such operators. Nothing where `lostflops record` did not mark the passes of the model.
+    that have such operators. 'step' says how much of it is in each step, by its number. Nothing where
+    `lostflops record` did not mark the passes of the model.
     """
     tables = (trace.table(name) for name in ("ranks", "steps", "ranges", "operators", "kernels"))
     ranks, steps, ranges, operators, kernels = tables
@@ -53,18 +54,18 @@ def outside_passes(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
             passes,
         ]
     )
-    windows = host_steps(steps, counted.lazy()).select("rank", start="opened", end="closed")
+    windows = host_steps(steps, counted.lazy()).select("rank", "step", start="opened", end="closed")
     windows = windows.join(main.select("rank"), on="rank", how="semi")
     between = (
         intervals.paint(windows, {"trains": training.lazy()}, ["rank"])
         .filter(pl.col("account").is_null(), pl.col("end") > pl.col("start"))
-        .select("rank", "start", "end")
+        .select("rank", "step", "start", "end")
         .sort("start")
         .collect()
     )
     work = kernels.join(main, on=LANE, how="semi").select(*TIMES, name).collect().sort("start")
     outside = work.join_asof(
-        between.select("rank", "start", opened="start", until="end"),
+        between.select("rank", "step", "start", opened="start", until="end"),
         on="start", by="rank", check_sortedness=False,
     ).filter(pl.col("start") < pl.col("until"))  # fmt: skip
     length = pl.col("end") - pl.col("start")
@@ -76,6 +77,7 @@ def outside_passes(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
         MODEL: outside.select("rank", ns=length, name=of_model),
         FUNCTION: outside.select("rank", ns=length, name=_functions(trace, outside)),
         BOUND: bound,
+        STEP: outside.select("rank", ns=length, name=pl.col("step").cast(pl.String)),
     }
     return pl.concat(
         rows.drop_nulls("name")
