@@ -10,8 +10,10 @@ import pytest
 
 from by_hand import MS, PYTHON, finding, page
 from lostflops.causes.needless.outside import computes_outside
+from lostflops.causes.needless.own_functions import runs_own_functions
 from lostflops.recipes.host.functions import spent_in
 from lostflops.recipes.needless.outside_passes import OUTSIDE, outside_passes
+from lostflops.recipes.needless.own_functions import OWN_FUNCTIONS, own_functions
 from made_runs import made
 
 COUNTED = pl.DataFrame({"rank": [0], "step": [1]}, {"rank": pl.Int32, "step": pl.Int64})
@@ -145,3 +147,22 @@ def test_operators_of_a_function_that_is_taken_out_go_with_it(spent: int, bound:
     (told,) = page(one, ledger=ledger, names=[(0, PYTHON, tally, 40)], in_long_pauses=40 * MS, **known)
     assert (told.ns_per_step, told.size, told.edit == "none") == (bound * MS, 20 * MS, bound > 20)
     assert told.evidence[:1] == (fact,) * (bound > 20)
+
+
+def test_python_of_an_autograd_function_is_told_although_its_row_is_an_operator(tmp_path: Path) -> None:
+    """Its node has its class's name without a number, as its forward has."""
+    took = [
+        ("SlowBackward", 5),
+        ("Slow", 3),
+        ("AddmmBackward0", 9),
+        ("CompiledFunctionBackward", 9),
+        ("aten::mm", 9),
+    ]
+    kernels = [{"name": name, "start": 110, "end": 110 + ns, "thread": 7} for name, ns in took]
+    kernels += [{"name": "SlowBackward", "start": 130, "end": 137, "thread": 8}]
+    told = own_functions(run(tmp_path, kernels=kernels), COUNTED)
+    assert told.rows() == [(0, "SlowBackward", 5), (0, "Slow", 3)]
+    for ms, many in ((10, 1), (9, 0)):
+        rows = pl.DataFrame([(0, "SlowBackward", ms * MS)], OWN_FUNCTIONS, orient="row")
+        found = page(ledger=LEDGER, join=runs_own_functions, on_host=True, own_functions=rows)
+        assert [(f.gain, f.ns_per_step) for f in found] == [("at most", 5 * MS)] * many

@@ -44,6 +44,7 @@ from .idle.occurrence import on_some_ranks, told_once
 from .names import BUBBLE, for_makers
 from .needless.again import computes_again
 from .needless.outside import computes_outside
+from .needless.own_functions import runs_own_functions
 from .needless.products import multiplies_slowly
 from .on_device.casts import casts_weights
 from .on_device.loss import loss_takes_long
@@ -105,6 +106,7 @@ def findings(given: Given) -> tuple[Finding, ...]:
     casts_weights(page)
     computes_again(page)
     computes_outside(page)
+    runs_own_functions(page)
     multiplies_slowly(page)
     _tensors_in_both(page)
     page.take(*SAID_IN_NOTES)

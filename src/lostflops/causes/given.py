@@ -18,6 +18,7 @@ from lostflops.recipes.idle.made_tensors import MADE
 from lostflops.recipes.idle.updates import UPDATES
 from lostflops.recipes.needless.given_back import GIVEN_BACK
 from lostflops.recipes.needless.outside_passes import OUTSIDE
+from lostflops.recipes.needless.own_functions import OWN_FUNCTIONS
 from lostflops.recipes.needless.products import SLOW_PRODUCTS
 from lostflops.recipes.needless.run_again import RUN_AGAIN
 from lostflops.recipes.needless.started_workers import WORKERS
@@ -114,6 +115,7 @@ class Given:
     slow_products: pl.DataFrame = field(default_factory=SLOW_PRODUCTS.to_frame)  # as its function tells them
     given_back: pl.DataFrame = field(default_factory=GIVEN_BACK.to_frame)  # as its function tells it
     outside: pl.DataFrame = field(default_factory=OUTSIDE.to_frame)  # as `outside_passes` tells it
+    own_functions: pl.DataFrame = field(default_factory=OWN_FUNCTIONS.to_frame)  # as its function tells
     workers: pl.DataFrame = field(default_factory=WORKERS.to_frame)  # as `of_workers` tells it
     beside: pl.DataFrame = field(default_factory=BESIDE.to_frame)
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])

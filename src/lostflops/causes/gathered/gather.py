@@ -48,6 +48,7 @@ from lostflops.recipes.idle.updates import UPDATES, in_updates
 from lostflops.recipes.layout.micro_batches import alike
 from lostflops.recipes.needless.given_back import GIVEN_BACK
 from lostflops.recipes.needless.outside_passes import OUTSIDE, outside_passes
+from lostflops.recipes.needless.own_functions import OWN_FUNCTIONS, own_functions
 from lostflops.recipes.needless.products import SLOW_PRODUCTS, slow_products
 from lostflops.recipes.needless.run_again import RUN_AGAIN, of_all_ranks, run_again
 from lostflops.recipes.needless.started_workers import WORKERS, of_workers
@@ -211,6 +212,9 @@ def gather(
         outside=folded("outside", OUTSIDE, lambda: outside_passes(trace, counted))
         if on_host
         else OUTSIDE.to_frame(),
+        own_functions=folded("own_functions", OWN_FUNCTIONS, lambda: own_functions(trace, counted))
+        if on_host
+        else OWN_FUNCTIONS.to_frame(),
         workers=folded("workers", WORKERS, lambda: of_workers(trace)),
         made_on_cpu=on_device("made_on_cpu", MADE, of_some_ranks.MADE_ON_CPU),
         losses=on_device("losses", LOSSES, of_some_ranks.LOSS_WORK),
