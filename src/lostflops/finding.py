@@ -11,6 +11,9 @@ from lostflops.units import milliseconds as milliseconds
 Gain = Literal["at most", "predicted", "measured", "unknown"]
 
 
+NOTHING = 500  # ns: a gain that rounds to no microsecond
+
+
 @dataclass(frozen=True)
 class PredictedGain:
     """What a replay without a finding's cause says that removing it gains in a mean step of a mean rank, ns.
@@ -26,6 +29,11 @@ class PredictedGain:
     error: float = 0.0
     refused: str = ""
     of_edit: bool = False
+
+    @property
+    def either_way(self) -> bool:
+        """Whether it may be a gain as well as a loss, neither of which is nothing."""
+        return not self.refused and self.low_ns < -NOTHING and self.high_ns > NOTHING
 
 
 @dataclass(frozen=True)

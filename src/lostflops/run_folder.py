@@ -81,6 +81,10 @@ TOLD = "told"  # by the job of a step, whose number is `of`
 OPEN, COMPLETE, PARTIAL, LOST = "open", "complete", "partial", "lost"
 # Where nobody told a process which rank it is.
 ASSUMED = "assumed"
+EVALUATION = "Trainer.evaluate"  # a range around an evaluation of the Hugging Face Trainer's
+# Before how many worker processes a loader starts, in the name of the range around that: PyTorch's own
+# ranges of loaders begin so.
+WORKERS_START = "enumerate(DataLoader)#start of "
 # What the recorder adds to a trace stands under this key.
 IN_TRACE = "lostflops"
 # Under that key, in a trace of a job that never ran, and what is known of that job.

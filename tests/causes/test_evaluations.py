@@ -203,3 +203,23 @@ def test_an_evaluation_on_a_cpu_is_what_its_main_thread_runs_in_it(tmp_path: Pat
         in_evaluations(made(tmp_path, tables), counted, stretches).group_by("account").agg(pl.col("ns").sum())
     )
     assert dict(told.rows()) == {"compute": 90, "host": 120, "idle.other_host_work": 15}
+
+
+def test_an_evaluation_of_the_trainer_is_known_by_the_mark_of_a_recording_without_stacks(
+    tmp_path: Path,
+) -> None:
+    tables = {
+        "ranks": [{"device_kind": "cpu", "main_thread": 7}],
+        "steps": [{"step": 0, "host_start": 0, "host_end": 100, "start": 0, "end": 100}],
+        "kernels": [{"start": 20, "end": 33, "thread": 7}, {"start": 50, "end": 60, "thread": 7}],
+        "operators": [{"start": 20, "end": 33, "thread": 7}],
+        "ranges": [{"name": "Trainer.evaluate", "start": 13, "end": 40, "thread": 7}],
+    }
+    counted = pl.DataFrame({"rank": [0], "step": [0]}, {"rank": pl.Int32, "step": pl.Int64})
+    idle = [(0, 0, "idle.unexplained", "x", 10, 20)]
+    columns = {"rank": pl.Int32, "step": pl.Int64, "account": pl.String, "name": pl.String}
+    stretches = pl.DataFrame(idle, columns | {"start": pl.Int64, "end": pl.Int64}, orient="row")
+    told = in_evaluations(made(tmp_path, tables), counted, stretches)
+    assert told.select("account", "name", "ns").rows() == [
+        ("compute", None, 13), ("host", "Trainer", 27), ("idle.unexplained", "x", 7),
+    ]  # fmt: skip

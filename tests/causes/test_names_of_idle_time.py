@@ -11,7 +11,7 @@ import pytest
 
 from by_hand import DATA, LAUNCHES, MS, PYTHON, SAVING, Rows, finding, page
 from lostflops.causes.idle.named import _cheaper, own_code  # pyright: ignore[reportPrivateUsage]
-from lostflops.recipes.host_steps import loops_over_steps
+from lostflops.recipes.host_steps import holds_passes, loops_over_steps
 from made_runs import made
 
 
@@ -143,3 +143,17 @@ def test_a_function_of_which_a_call_holds_a_step_is_a_loop_over_steps(tmp_path: 
     trace = made(tmp_path, {"frames": frames, "steps": steps, "ranks": [{"rank": 0}]})
     counted = pl.DataFrame({"rank": [0], "step": [1]}, {"rank": pl.Int32, "step": pl.Int64})
     assert set(loops_over_steps(trace, counted)["name"]) == {"a.py(1): main"}
+
+
+def test_a_function_that_holds_a_backward_pass_is_not_to_be_taken_out_of_the_step(tmp_path: Path) -> None:
+    """`closure` holds one, `tally` ends in one that another thread runs, `late` begins within it."""
+    backward = "torch/_tensor.py(570): backward"
+    rows = [("a.py(3): closure", 1, 9, 7), (backward, 4, 8, 7), ("a.py(4): late", 5, 8, 7)]
+    rows += [("a.py(5): tally", 1, 9, 8), ("torch/optim/sgd.py(6): step", 0, 10, 7)]
+    frames = [{"start": s, "end": e, "name": name, "thread": thread} for name, s, e, thread in rows]
+    trace = made(tmp_path, {"frames": frames, "ranks": [{"rank": 0}]})
+    passes = frozenset(holds_passes(trace)["name"])
+    assert passes == {"a.py(3): closure"}
+    one = finding("host-busy-elsewhere", PYTHON, 20, "The GPU idles while the CPU runs other code.")
+    (told,) = page(one, names=[(0, PYTHON, "a.py(3): closure", 80)], passes=passes)
+    assert told.next.startswith("`closure` (a.py:3) holds a backward pass") and not told.edit

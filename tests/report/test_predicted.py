@@ -18,6 +18,7 @@ from lostflops.report.terminal import about_gains, gain, whatif
 MS = 1_000_000
 STEP = 100 * MS
 TWENTY = "predicted 20.0 ms per step (20.0 %)"
+EITHER = "a replay cannot tell: between a loss of"
 LOSS = "predicted a loss of 5.00 ms per step (5.0 %)"
 WHOLE: Any = SimpleNamespace(ns=2 * STEP, num_windows=2)  # what is read of a Budget
 
@@ -49,12 +50,12 @@ def predicted(findings: Sequence[Finding], session: Any) -> tuple[Finding, ...]:
     ("known", "expected"),
     [
         (PredictedGain(20 * MS, 15 * MS, 24 * MS), f"{TWENTY}, between 15.0 ms and 24.0 ms; "),
-        (PredictedGain(20 * MS, -3 * MS, 24 * MS), f"{TWENTY}, between a loss of 3.00 ms and 24.0 ms; "),
+        (PredictedGain(20 * MS, -3 * MS, 24 * MS), f"{EITHER} 3.00 ms and a gain of 24.0 ms; "),
         (PredictedGain(20 * MS, 100, 24 * MS), f"{TWENTY}, between nothing and 24.0 ms; "),
-        (PredictedGain(100, -2 * MS, 3 * MS), "predicted no gain (between a loss of 2.00 ms and 3.00 ms); "),
+        (PredictedGain(100, -2 * MS, 3 * MS), f"{EITHER} 2.00 ms and a gain of 3.00 ms; "),
         (PredictedGain(0, 0, 0), "predicted no gain; "),
         (PredictedGain(-5 * MS, -6 * MS, -MS), f"{LOSS}, between a loss of 6.00 ms and a loss of 1.00 ms; "),
-        (PredictedGain(-5 * MS, -6 * MS, 4 * MS), f"{LOSS}, between a loss of 6.00 ms and 4.00 ms; "),
+        (PredictedGain(-5 * MS, -6 * MS, 4 * MS), f"{EITHER} 6.00 ms and a gain of 4.00 ms; "),
         (PredictedGain(refused="no"), ""),
         (PredictedGain(refused="no", of_edit=True), ""),
         (None, ""),

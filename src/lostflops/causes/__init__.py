@@ -43,6 +43,8 @@ from .idle.checkpoint import held_up_by_staging
 from .idle.occurrence import on_some_ranks, told_once
 from .names import BUBBLE, for_makers
 from .needless.again import computes_again
+from .needless.outside import computes_outside
+from .needless.own_functions import runs_own_functions
 from .needless.products import multiplies_slowly
 from .on_device.casts import casts_weights
 from .on_device.loss import loss_takes_long
@@ -103,6 +105,8 @@ def findings(given: Given) -> tuple[Finding, ...]:
     loss_takes_long(page)
     casts_weights(page)
     computes_again(page)
+    computes_outside(page)
+    runs_own_functions(page)
     multiplies_slowly(page)
     _tensors_in_both(page)
     page.take(*SAID_IN_NOTES)

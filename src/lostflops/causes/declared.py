@@ -120,6 +120,21 @@ FP64_ON_CPU = Made(
     Verdict("Bound by fp64 on the CPU", "matrix products in fp64"),
     also=("no-float64",),
 )
+OUTSIDE_PASSES = Made(
+    "operators-outside-passes",
+    "Operators outside of passes that train and of the optimizer take 25.7 ms per step (46.0 %): "
+    "`aten::upsample_bicubic2d` (11.1 ms).",
+    (),
+    Verdict("Held up by operators outside of passes", "operators outside of passes that train"),
+    none_known="What these operators are for is the job's own; the finding names them, and their function.",
+)
+OWN_FUNCTION = Made(
+    "autograd-function-in-python",
+    "`SlowBackward`, of an autograd function in Python, takes 8.12 ms per step (33.7 %) beside operators.",
+    (),
+    Verdict("Held up by an autograd function in Python", "an autograd function in Python"),
+    none_known="What the function does is the job's own code; the finding names it.",
+)
 PROFILER = Made(
     "profiler-at-work",
     "The GPU idles 2.02 ms per step (14.2 %) while the profiler itself works: `Buffer Flush`.",
@@ -150,6 +165,8 @@ MADE: Mapping[str, Made] = {
         AGAIN,
         FP32_ON_CPU,
         FP64_ON_CPU,
+        OUTSIDE_PASSES,
+        OWN_FUNCTION,
         PROFILER,
         PACE,
     )

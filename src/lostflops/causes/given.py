@@ -16,8 +16,12 @@ from lostflops.recipes.host.saving import HELD_UP
 from lostflops.recipes.idle.evaluations import EVALUATIONS
 from lostflops.recipes.idle.made_tensors import MADE
 from lostflops.recipes.idle.updates import UPDATES
+from lostflops.recipes.needless.given_back import GIVEN_BACK
+from lostflops.recipes.needless.outside_passes import OUTSIDE
+from lostflops.recipes.needless.own_functions import OWN_FUNCTIONS
 from lostflops.recipes.needless.products import SLOW_PRODUCTS
 from lostflops.recipes.needless.run_again import RUN_AGAIN
+from lostflops.recipes.needless.started_workers import WORKERS
 from lostflops.recipes.operators.loss_work import LOSSES
 from lostflops.recipes.operators.weight_casts import CASTS
 from lostflops.session import Answer
@@ -52,6 +56,10 @@ def plain(name: str, otherwise: str) -> str:
 
 def none_named(names: Sequence[str]) -> tuple[str, ...]:
     return ()
+
+
+def _not_known(functions: Sequence[str]) -> int:
+    return 0
 
 
 def _not_replayed(edit: str) -> int:
@@ -105,6 +113,10 @@ class Given:
     again: pl.DataFrame = field(default_factory=RUN_AGAIN.to_frame)  # as `run_again` tells it
     memory_peak: float = 0.0  # the largest share of a GPU's memory that is allocated; 0 where not known
     slow_products: pl.DataFrame = field(default_factory=SLOW_PRODUCTS.to_frame)  # as its function tells them
+    given_back: pl.DataFrame = field(default_factory=GIVEN_BACK.to_frame)  # as its function tells it
+    outside: pl.DataFrame = field(default_factory=OUTSIDE.to_frame)  # as `outside_passes` tells it
+    own_functions: pl.DataFrame = field(default_factory=OWN_FUNCTIONS.to_frame)  # as its function tells
+    workers: pl.DataFrame = field(default_factory=WORKERS.to_frame)  # as `of_workers` tells it
     beside: pl.DataFrame = field(default_factory=BESIDE.to_frame)
     purposes: Mapping[str, int] = field(default_factory=dict[str, int])
     operations: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -135,10 +147,13 @@ class Given:
     meeting: tuple[frozenset[int], ...] = ()
     with_frames: frozenset[int] = frozenset()  # ranks that recorded what Python ran
     loops: frozenset[str] = frozenset()  # functions of which one call holds a whole step
+    passes: frozenset[str] = frozenset()  # functions of the user's of which one call holds a backward pass
     gpus: Mapping[int, str] = field(default_factory=dict[int, str])  # of each rank, as its driver names it
     hosts: Mapping[int, int] = field(default_factory=dict[int, int])  # number of each rank's, where known
     # What a mean step gains by an edit, as a replay has it, ns; 0 where none knows.
     gained: Callable[[str], int] = _not_replayed
+    # How long the steps that count are in some functions of the user's, with all that they call, ns.
+    spent_in: Callable[[Sequence[str]], int] = _not_known
     schedule: str = ""  # of the pipeline, as the recipe `pipeline_passes` names it; empty where not known
     units: frozenset[str] | None = None  # precisions of the GPU's matrix units; None where not known
 

@@ -14,22 +14,26 @@ from lostflops.recipes.idle.read_values import WAITS
 from .declared import BESIDE, COMPUTED_ON_CPU, EVALUATES, MADE_ON_CPU, ONE_BY_ONE, PROFILER, SLOWED
 from .given import BETWEEN, HOST_WAITS, OTHER_HOST, Given
 from .idle.evaluation import evaluates_often
+from .idle.freed_memory import gives_memory_back
 from .idle.graphs import pauses_inside_graphs
 from .idle.made_tensors import computes_on_cpu, makes_tensors
 from .idle.micro_batches import launched_for_each_micro_batch
 from .idle.named import (
     BETWEEN_FROM,
     BY_NAME,
+    RUNS,
     SYNCHRONISING,
     between_operators,
     launched_in_pieces,
     named,
     names_of,
     own_code,
+    with_operators,
 )
 from .idle.optimizer import updated_one_by_one
 from .idle.profiler import profiler_works
 from .idle.threads import two_threads_launch
+from .idle.worker_starts import starts_workers
 from .names import made_of, spoken, untold_after_wait
 from .one_rank.held_up import PAUSES, away, held_up, ranks_held_up
 from .page_findings import PER_STEP, PageFindings
@@ -62,7 +66,6 @@ IN_ONE_LAUNCH = (
 )
 GRAPHS = "cuda-graphs"  # the remedy
 COLLECTS_FROM = 0.05  # of step time
-RUNS = re.compile(r"\bruns (Python|other code)\b")
 RECORD_STACKS = re.compile(r"Record call stacks: .*|To see which Python .*")
 
 
@@ -76,7 +79,10 @@ def join_host(page: PageFindings) -> None:
         updated_one_by_one(page)
     for finding in [f for f in page.all() if f.recipe == "idle_summary" and f.name not in TOLD]:
         page.replace(finding, named(page, finding))
+    starts_workers(page)
+    gives_memory_back(page)
     between_operators(page)
+    with_operators(page)
     launched_in_pieces(page)
     _one_gap(page)
     _out_of_memory(page)
@@ -92,6 +98,7 @@ def join_host(page: PageFindings) -> None:
     _slowed_by_saving(page)
     _beside_python(page)
     _blocked(page)
+    _without_core(page)
     _collects_young_objects(page)
 
 
@@ -358,6 +365,17 @@ def _blocked(page: PageFindings) -> None:
             ),
         )
         blocked -= finding.size
+
+
+def _without_core(page: PageFindings) -> None:
+    """A thread that has no core for a while may be in a pause then or in an operator: none tells which."""
+    waits = page.of("waits-for-a-core")
+    if waits is None or not page.given.on_host:
+        return
+    for finding in filter(None, (page.of(BY_NAME), page.of(UNEXPLAINED))):
+        much = milliseconds(min(waits.size, finding.size))
+        fact = f"up to {much} of it may be waiting for a core, which another finding tells"
+        page.replace(finding, replace(finding, evidence=(*finding.evidence, fact)))
 
 
 def _collects_young_objects(page: PageFindings) -> None:

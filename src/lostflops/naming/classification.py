@@ -138,7 +138,10 @@ def _tensor_cores(name: str, pattern: KernelPattern, precision: str | None) -> b
 NAMED = Recogniser(NAMED_OPERATORS)
 REMAINING = Recogniser(REMAINING_OPERATORS)
 
-_WRAPPER = "autograd::engine::evaluate_function: "
+WRAPPER = "autograd::engine::evaluate_function: "
+# A node of autograd in C++, in which no Python runs: a function of the job's own has its class's name,
+# without a number.
+NODE = rf"^{WRAPPER}(?:(?:torch::autograd|std)::\S+|\w+Backward\d+)$"
 # What Nsight Systems' ranges carry behind an operator's name: ', seq = 5, op_id = 7'.
 _IDS = re.compile(r", (?:seq|op_id) = .*", re.DOTALL)
 _BACKWARD = re.compile(r"_backward.*|Backward$", re.DOTALL)
@@ -177,7 +180,7 @@ def operator_facts(names: Iterable[str]) -> pl.DataFrame:
 
 def operator_name(name: str) -> str:
     """The name without autograd's wrapper and without the ids that a range of Nsight Systems carries."""
-    return _IDS.sub("", name[:LONGEST].removeprefix(_WRAPPER))
+    return _IDS.sub("", name[:LONGEST].removeprefix(WRAPPER))
 
 
 # How process groups, operators, annotations and libraries spell collectives, without underscores and case.

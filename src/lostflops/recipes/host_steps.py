@@ -5,8 +5,10 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops import intervals
+from lostflops.recipes.stretch_names import is_users
 from lostflops.store.trace import CLOSED, OPENED, Trace
 
+BACKWARD = r"^torch/(?:_tensor|autograd/__init__)\.py\(\d+\): (?:backward|grad)$"
 LOOPS = pl.Schema({"name": pl.String})
 
 
@@ -33,6 +35,25 @@ def in_host_steps(rows: pl.LazyFrame, windows: pl.LazyFrame, at: str = "start") 
 def while_on_host(windows: pl.LazyFrame) -> pl.LazyFrame:
     """From when to when the host of each rank is in these steps, one or several on end: rank, start, end."""
     return intervals.union(windows.select("rank", start="opened", end="closed"), ["rank"])
+
+
+def holds_passes(trace: Trace) -> pl.DataFrame:
+    """The user's functions of which a call holds a whole backward pass: name. They cannot be taken out of a
+    step, whatever they are called."""
+    frames = trace.table("frames")
+    if frames is None:
+        return LOOPS.to_frame()
+    names = frames.select(pl.col("name").cast(pl.String).unique()).collect()["name"].drop_nulls()
+    own, lane = [name for name in names if is_users(name)], ["rank", "thread"]
+    rows = frames.select(*lane, "start", "end", pl.col("name").cast(pl.String))
+    passes = rows.filter(pl.col("name").str.contains(BACKWARD)).select(*lane, "end", begun="start")
+    holds = (
+        rows.filter(pl.col("name").is_in(own))
+        .sort("end")
+        .join_asof(passes.sort("end"), on="end", by=lane, check_sortedness=False)
+        .filter(pl.col("begun") >= pl.col("start"))
+    )
+    return holds.select(pl.col("name").unique()).collect()
 
 
 def loops_over_steps(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:

@@ -16,7 +16,7 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
-from lostflops.finding import Finding, PredictedGain, milliseconds, percent
+from lostflops.finding import NOTHING, Finding, PredictedGain, milliseconds, percent
 from lostflops.session import Skipped
 
 from .first_page.budget import Budget, Line
@@ -37,7 +37,6 @@ MOST_REMEDIES = 2  # commands of a finding
 LABEL = 13  # columns before the text of a finding's line
 # What stays on one line: a command of ours, a number with its unit, a word.
 WORD = re.compile(r"`lostflops [^`]*`\S*|\S*\d (?:ns|µs|ms|s|%)(?!\w)\S*|\S+")
-NOTHING = 500  # ns: a gain that rounds to no microsecond
 UNLIKE = 0.1  # of the mean step: a median further from it is shown
 # For terminals that cannot show more than ASCII.
 PLAIN = str.maketrans(
@@ -339,7 +338,10 @@ def gain(finding: Finding, budget: Budget | None, whole: bool = False) -> str:
     per = "" if whole else " per step"
     known = finding.predicted
     said = list[str]()
-    if known is not None and not known.refused:
+    if known is not None and known.either_way:
+        least, most = milliseconds(-known.low_ns), milliseconds(known.high_ns)
+        said.append(f"a replay cannot tell: between a loss of {least} and a gain of {most}")
+    elif known is not None and not known.refused:
         said.append(f"predicted {_predicted(known, budget, per)}")
     if finding.gain != "unknown":
         said.append(f"{finding.gain} {_amount(finding.ns_per_step, budget, per)}")
@@ -371,7 +373,7 @@ def _told(ns: int) -> str:
 def about_gains(findings: Sequence[Finding]) -> str:
     """What holds for the gains of all findings: what the replay misses, or why it predicts nothing."""
     told, asked = list[str](), [f.predicted for f in findings if f.predicted is not None]
-    answered = [p for p in asked if not p.refused]
+    answered = [p for p in asked if not p.refused and not p.either_way]
     if answered:
         told.append(
             f"Predicted by replay, which is {percent(answered[0].error, 1)} off on the unchanged job."

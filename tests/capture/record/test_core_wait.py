@@ -111,6 +111,17 @@ def test_sleeping_is_no_waiting_and_another_threads_count_is_its_own() -> None:
     assert (other, wait.ran) == ([None], None), "the first count of a thread has nothing before it"
 
 
+@counted
+def test_a_thread_that_runs_all_the_time_was_not_blocked_in_a_step_of_a_millisecond() -> None:
+    """What Linux counts as run changes at ticks of its clock, which lie 1 to 10 ms apart."""
+    wait = CoreWait()
+    wait.since_last()
+    for _ in range(7):
+        used = spin(0.001)
+        wait.since_last()
+        assert wait.ran == pytest.approx(1e9 * used, abs=0.3e6)
+
+
 def test_a_system_that_does_not_count_it_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{CoreWait.__module__}.COUNTS", "/proc/no-such-file")
     wait = CoreWait()

@@ -38,15 +38,20 @@ from lostflops.causes.purposes import (
 )
 from lostflops.errors import LostflopsError
 from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
+from lostflops.recipes.host.functions import spent_in
 from lostflops.recipes.host.saving import HELD_UP, saving_rows
-from lostflops.recipes.host_steps import LOOPS, host_steps, in_host_steps, loops_over_steps
+from lostflops.recipes.host_steps import LOOPS, holds_passes, host_steps, in_host_steps, loops_over_steps
 from lostflops.recipes.idle.evaluations import EVALUATIONS
 from lostflops.recipes.idle.made_tensors import MADE
 from lostflops.recipes.idle.read_values import computed_to_be_read, reads_values
 from lostflops.recipes.idle.updates import UPDATES, in_updates
 from lostflops.recipes.layout.micro_batches import alike
+from lostflops.recipes.needless.given_back import GIVEN_BACK
+from lostflops.recipes.needless.outside_passes import OUTSIDE, outside_passes
+from lostflops.recipes.needless.own_functions import OWN_FUNCTIONS, own_functions
 from lostflops.recipes.needless.products import SLOW_PRODUCTS, slow_products
 from lostflops.recipes.needless.run_again import RUN_AGAIN, of_all_ranks, run_again
+from lostflops.recipes.needless.started_workers import WORKERS, of_workers
 from lostflops.recipes.operators.loss_work import LOSSES
 from lostflops.recipes.operators.weight_casts import CASTS
 from lostflops.recipes.transfers import lengthened
@@ -201,6 +206,16 @@ def gather(
             EVALUATIONS,
             lambda: pl.concat([EVALUATIONS.to_frame(), *each(of_some_ranks.EVALUATED)]),
         ),
+        given_back=folded("given_back", GIVEN_BACK, lambda: pl.concat(each(of_some_ranks.GIVEN_BACK)))
+        if on_host
+        else GIVEN_BACK.to_frame(),
+        outside=folded("outside", OUTSIDE, lambda: outside_passes(trace, counted))
+        if on_host
+        else OUTSIDE.to_frame(),
+        own_functions=folded("own_functions", OWN_FUNCTIONS, lambda: own_functions(trace, counted))
+        if on_host
+        else OWN_FUNCTIONS.to_frame(),
+        workers=folded("workers", WORKERS, lambda: of_workers(trace)),
         made_on_cpu=on_device("made_on_cpu", MADE, of_some_ranks.MADE_ON_CPU),
         losses=on_device("losses", LOSSES, of_some_ranks.LOSS_WORK),
         casts=on_device("casts", CASTS, of_some_ranks.WEIGHT_CASTS),
@@ -232,9 +247,11 @@ def gather(
         clocks_apart=_clocks_apart(trace) if many else 0,
         with_frames=frozenset(folded("with_frames", RANKS, with_frames)["rank"]) if many else frozenset(),
         loops=frozenset(folded("loops", LOOPS, lambda: loops_over_steps(trace, counted))["name"]),
+        passes=frozenset(folded("passes", LOOPS, lambda: holds_passes(trace))["name"]),
         gpus=_of_ranks(trace, "gpu", pl.String),
         hosts=_of_ranks(trace, "host", pl.Int64),
         gained=partial(_gained, session),
+        spent_in=partial(spent_in, trace, counted),
         schedule="".join(folded("schedule", SCHEDULE, lambda: _schedule(session))["schedule"])
         if many
         else "",

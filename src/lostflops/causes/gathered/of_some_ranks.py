@@ -17,6 +17,7 @@ from lostflops.recipes.idle.made_tensors import made_on_cpu
 from lostflops.recipes.idle.read_values import reads_after_passes
 from lostflops.recipes.idle.updates import in_updates_of_some
 from lostflops.recipes.layout.micro_batches import micro_batches
+from lostflops.recipes.needless.given_back import given_back
 from lostflops.recipes.needless.run_again import run_again_on_device
 from lostflops.recipes.operators.loss_work import loss_work
 from lostflops.recipes.operators.weight_casts import weight_casts
@@ -77,6 +78,7 @@ UPDATED = Fold(in_updates_of_some, IDLE)
 EVALUATED = Fold(in_evaluations, IDLE)
 MADE_ON_CPU = Fold(made_on_cpu, IDLE)
 LAUNCHED_BESIDE = Fold(launches_beside, IDLE)
+GIVEN_BACK = Fold(given_back, IDLE)
 FLOPS = Fold(flops_in_steps)
 MICRO_BATCHES = Fold(micro_batches)
 READ_AFTER_PASSES = Fold(reads_after_passes)
@@ -87,5 +89,5 @@ RUN_AGAIN = Fold(run_again_on_device)
 ALL = (
     *(NAMED, LONG_PAUSES, BETWEEN_NODES, UPDATED, EVALUATED, MADE_ON_CPU, LAUNCHED_BESIDE),
     *(FLOPS, MICRO_BATCHES, READ_AFTER_PASSES, LOSS_WORK, WEIGHT_CASTS, HELD_BY_ASYNC),
-    RUN_AGAIN,
+    *(RUN_AGAIN, GIVEN_BACK),
 )

@@ -23,6 +23,7 @@ from lostflops.causes.names import (
 )
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding, milliseconds
+from lostflops.naming.classification import NODE, WRAPPER
 from lostflops.naming.host_causes import causes_of
 from lostflops.naming.standing_still import FILES, NO_CORE, PIPES, stands_still
 from lostflops.naming.standing_still import WAITS as WAITS_FOR_OTHERS
@@ -51,10 +52,11 @@ NO_LOOP = re.compile(
 )
 # Of a CPU's step, from which on what the framework does between operators is worth a finding. Recording
 # lengthens just these pauses.
-BETWEEN_FROM = 0.15
+BETWEEN_FROM, BETWEEN_OPERATORS = 0.15, "in the short pauses between operators"
 ALONE = 0.9  # of the time on all ranks
 NEARLY_ALL, MOSTLY = 0.9, 0.5  # of a finding's time, in which the CPU does what is said of it
 SAVES_OR_LOGS, SAVES, LOGS = "saves a checkpoint or logs", "saves a checkpoint", "logs"
+RUNS = re.compile(r"\bruns (Python|other code)\b")
 NAMES_HERE = "{}"  # in advice that is the same for several names
 # Ranges that frameworks and scripts draw around whole phases: what to change lies inside.
 PHASE = re.compile(
@@ -103,7 +105,7 @@ def named(page: PageFindings, finding: Finding) -> Finding:
     does = _does([name for name, _ in parts[: len(largest)]], told)
     claim = finding.claim.replace(" while the CPU runs other code", does)
     # What a training loop or a whole phase does between its calls stays where it is.
-    work = [part for part in parts[: len(largest)] if _is_work(part[0]) and part[0] not in page.given.loops]
+    work = [part for part in parts[: len(largest)] if _is_work(part[0]) and not _holds(page, part[0])]
     edit = _without(work, page.given.accounts.get(OTHER_HOST), len(page.given.steps) > 1)
     return replace(
         named,
@@ -120,7 +122,7 @@ def _advice(page: PageFindings, names: Sequence[str]) -> str:
     every, loads = given.names["name"].drop_nulls().to_list(), bool(given.accounts.get(LOADING))
     about: dict[str, dict[str, str]] = {}
     for name in names:
-        said = _own_lines(spoken(name)) if name in given.loops else _cheaper(name, every, loads)
+        said = _own_lines(page, name) if _holds(page, name) else _cheaper(name, every, loads)
         alike = about.setdefault(said.replace(spoken(name), NAMES_HERE), {})
         alike.setdefault(_users_function(name) or name, spoken(name))
     return " ".join(
@@ -131,10 +133,16 @@ def _advice(page: PageFindings, names: Sequence[str]) -> str:
     )
 
 
-def _own_lines(function: str) -> str:
-    """What to do about Python of a function that holds a training loop, between what it calls."""
+def _holds(page: PageFindings, name: str) -> bool:
+    """Whether a name is of a function that holds a training loop or a backward pass."""
+    return name in page.given.loops or name in page.given.passes
+
+
+def _own_lines(page: PageFindings, name: str) -> str:
+    """What to do about Python of a function that holds a training loop or a pass, between what it calls."""
+    held = "the training loop" if name in page.given.loops else "a backward pass"
     return (
-        f"{function} holds the training loop, and this is Python of its own lines or of libraries that they "
+        f"{spoken(name)} holds {held}, and this is Python of its own lines or of libraries that they "
         "call. Move these lines into functions and record again: what takes long then has a name."
     )
 
@@ -331,6 +339,13 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
         )
     if any(map(FRAME.search, names)):
         return f"Do the same in fewer operators inside {spoken(name)}: `torch.compile`, or a larger batch."
+    row = name.partition(" in ")[0]
+    if re.match(NODE, row):
+        return (
+            f"`{row.removeprefix(WRAPPER)}` is a node of autograd in C++: no Python runs in it. This is "
+            "time inside it and outside its operators, such as for freeing memory. A larger batch has fewer "
+            "nodes per sample; `torch.compile` makes one of many."
+        )
     return (
         f"{spoken(name)} is a whole phase. To see which Python runs in it, record call stacks: "
         "`lostflops record --what cuda,shapes,python -- COMMAND`."
@@ -382,24 +397,55 @@ def between_operators(page: PageFindings) -> None:
         return
     whole = given.accounts.get(OTHER_HOST, 0)
     names = names_of(page, OTHER_HOST)
-    is_one = any(2 * ns >= whole and _is_work(name) and name not in given.loops for name, ns in names)
+    is_one = any(2 * ns >= whole and _is_work(name) and not _holds(page, name) for name, ns in names)
     is_one = is_one or mostly_in([part for part in names if _of_a_library(part[0])], whole) != ""
     if 2 * given.in_long_pauses >= whole * given.num_steps or is_one:
         return
     if not page.reaches(other.size, BETWEEN_FROM):
         page.drop(other)
         return
-    inside = mostly_in([part for part in names if _users_function(part[0]) not in given.loops], whole)
+    inside = mostly_in([part for part in names if not _holds(page, _users_function(part[0]))], whole)
     where = f", mostly in {without_place(spoken(inside))}" if inside else ""
     page.replace(
         other,
         replace(
             other,
-            claim=f"Nothing computes for {page.share(other.size)} in the short pauses between operators"
-            f"{where}.",
+            claim=f"Nothing computes for {page.share(other.size)} {BETWEEN_OPERATORS}{where}.",
             next=f"Do the same in fewer operators{f' inside {spoken(inside)}' if inside else ''}: a larger "
             "batch, or `torch.compile`.",
             edit="",
+        ),
+    )
+
+
+def with_operators(page: PageFindings) -> None:
+    """On a CPU, operators of a function that is taken out go, too: the bound counts them.
+
+    What is predicted without the Python alone is then no prediction of that.
+    """
+    given, found = page.given, page.of(BY_NAME)
+    if found is None or not given.on_host or BETWEEN_OPERATORS in found.claim or found.gain != "at most":
+        return
+    parts = _by_function(names_of(page, OTHER_HOST))
+    largest = [name for name, ns in parts[:2] if ns >= NAMED_FROM * found.size]
+    work = [name for name in largest if _is_work(name) and not _holds(page, name)]
+    functions = list(dict.fromkeys(function for name in work if (function := _users_function(name))))
+    whole = given.spent_in(functions) // max(1, given.num_steps) if functions else 0
+    more = whole - sum(ns for name, ns in parts if _users_function(name) in functions)
+    if more < NAMED_FROM * found.size:
+        return
+    fact = (
+        f"{listed([spoken(name) for name in functions])} take{'s' * (len(functions) == 1)} "
+        f"{milliseconds(whole)} per step with operators, which the bound counts"
+    )
+    page.replace(
+        found,
+        replace(
+            found,
+            cost_per_step=found.size,
+            ns_per_step=found.ns_per_step + more,
+            evidence=(fact, *found.evidence),
+            edit=NO_EDIT,
         ),
     )
 

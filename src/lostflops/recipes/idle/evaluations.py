@@ -10,12 +10,13 @@ from lostflops import intervals
 from lostflops.recipes.compute.flops import MATRIX_WORK
 from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.recipes.stretch_names import is_users
+from lostflops.run_folder import EVALUATION
 from lostflops.store.trace import Trace
 
-# What stands around all that a framework does for one: the Hugging Face Trainer, Lightning.
+# What stands around all that a framework does for one, as frames or as a range of `lostflops record`.
 TRAINER, LIGHTNING = "Trainer", "Lightning"
 FRAMES = {
-    TRAINER: r"(?:^|/)transformers/trainer(?:_seq2seq)?\.py\(\d+\): evaluate$",
+    TRAINER: rf"(?:^|/)transformers/trainer(?:_seq2seq)?\.py\(\d+\): evaluate$|^{EVALUATION}$",
     LIGHTNING: r"(?:^|/)(?:lightning/pytorch|pytorch_lightning)/loops/evaluation_loop\.py\(\d+\): run$",
 }
 # What jobs call a function of their own, or a range, that evaluates: where it runs the model and no backward
@@ -73,13 +74,14 @@ def in_evaluations(trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame 
 
 def _of_frameworks(trace: Trace, windows: pl.LazyFrame) -> tuple[str | None, pl.DataFrame]:
     """The framework that evaluates, and when in these steps: rank, step, start, end."""
-    names = _names(frames := trace.table("frames"))
-    for framework, frame in FRAMES.items():
-        asked = names.filter(names.str.contains(frame))
-        if frames is not None and len(asked):
-            rows = frames.filter(pl.col("name").cast(pl.String).is_in(asked.implode()))
-            cover = intervals.union(rows, ["rank"]).collect()
-            return framework, in_host_steps(cover.lazy(), windows).collect()
+    for table in (trace.table("frames"), trace.table("ranges")):
+        names = _names(table)
+        for framework, row in FRAMES.items():
+            asked = names.filter(names.str.contains(row))
+            if table is not None and len(asked):
+                rows = table.filter(pl.col("name").cast(pl.String).is_in(asked.implode()))
+                cover = intervals.union(rows.select("rank", "start", "end"), ["rank"]).collect()
+                return framework, in_host_steps(cover.lazy(), windows).collect()
     return None, pl.DataFrame()
 
 

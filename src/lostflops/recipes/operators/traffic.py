@@ -55,6 +55,12 @@ def bytes_of(name: str, shapes: str | None, dtypes: str | None) -> int | None:
     return moved if moved <= MOST else None
 
 
+def largest_tensor(shapes: str | None, dtypes: str | None) -> int:
+    """Bytes of the largest input; 0 where shapes and types do not tell."""
+    found = _tensors(shapes, dtypes)
+    return max((size for size in (prod(shape) * each for shape, each in found) if size <= MOST), default=0)
+
+
 def _moved(name: str, tensors: Tensors) -> int:
     tensors = tensors[: INPUTS.get(name)]
     read = sum(prod(shape) * size for shape, size in tensors)

@@ -170,13 +170,15 @@ def a_core_is_missing(table: pl.DataFrame) -> Iterator[Finding]:
     )
     several = counted["rank"].n_unique() > 1 and 10 * worst["per_step"] > 11 * per_step
     waited = int(counted["core_wait"].sum()) // counted.height
+    most = int(counted["most"].sum())
+    bounded = most < whole  # that no change saves more than the step is no news
     yield Finding(
         name="waits-for-a-core",
         claim=f"The training thread waits {milliseconds(per_step)} per step ({percent(lost, whole)}) for a "
         "processor core: others use them, or a CPU limit holds it back.",
-        ns_per_step=int(counted["most"].sum()) // counted.height,
+        ns_per_step=most // counted.height if bounded else 0,
         cost_per_step=per_step,
-        gain="at most",
+        gain="at most" if bounded else "unknown",
         evidence=(
             f"Linux counts {milliseconds(waited)} per step in which the thread could run and had no core",
             "operators and pauses both look longer for it, and threads beside this one may wait as well",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
-# Processor time, time in the run queue and time slices of the thread that opens it, ns.
+# Processor time, time in the run queue and time slices of the thread that opens it, ns. The first of them may
+# be as old as the last tick of the kernel's clock, up to 10 ms, so the thread's own clock is asked for it.
 COUNTS = "/proc/thread-self/schedstat"
 
 
 class CoreWait:
-    """Read once per step; a microsecond each, for the file stays open."""
+    """Read once per step; microseconds each, for the file stays open."""
 
     def __init__(self) -> None:
         self._thread = self._file = -1
@@ -46,7 +48,6 @@ class CoreWait:
         if self._file < 0:
             return None
         try:
-            ran, waited = os.pread(self._file, 64, 0).split()[:2]
-            return int(ran), int(waited)
-        except (OSError, ValueError):
+            return time.thread_time_ns(), int(os.pread(self._file, 64, 0).split()[1])
+        except (OSError, ValueError, IndexError):
             return None

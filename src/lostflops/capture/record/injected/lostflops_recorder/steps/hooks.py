@@ -113,8 +113,21 @@ def compiling_test() -> Callable[[], bool]:
 
 
 def dataloader(module: Any) -> None:
+    """Batches that are taken from a loader, and the start of its worker processes, mostly in each epoch."""
     cls = module._BaseDataLoaderIter
     cls.__next__ = functools.wraps(cls.__next__)(timed("data", cls.__next__))
+    with_workers = getattr(module, "_MultiProcessingDataLoaderIter", None)
+    if with_workers is None:
+        return
+    inner = with_workers.__init__
+
+    @functools.wraps(inner)
+    def starting(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        many = getattr(loader, "num_workers", 0)
+        name = f"{run_folder.WORKERS_START}{many} worker process{'es' * (many != 1)}"
+        timed("data", inner, name)(self, loader, *args, **kwargs)
+
+    with_workers.__init__ = starting
 
 
 def saving(module: Any) -> None:
@@ -160,9 +173,12 @@ def deepspeed(module: Any) -> None:
 def trainer(module: Any) -> None:
     """transformers' Trainer logs the loss of the step that has just ended, or the mean since it last did.
 
-    A checkpoint of its is more than what `torch.save` writes: the weights go to safetensors.
+    A checkpoint of its is more than what `torch.save` writes: the weights go to safetensors. An evaluation is
+    named in recorded steps.
     """
     cls = module.Trainer
+    if hasattr(cls, "evaluate"):
+        cls.evaluate = functools.wraps(cls.evaluate)(_marked(run_folder.EVALUATION, cls.evaluate))
     if hasattr(cls, "_save_checkpoint"):
         saves = timed("checkpoint", cls._save_checkpoint, "Trainer.save_checkpoint")
         cls._save_checkpoint = functools.wraps(cls._save_checkpoint)(saves)
@@ -176,6 +192,17 @@ def trainer(module: Any) -> None:
         return result
 
     cls.log = log
+
+
+def _marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose calls are ranges of recorded steps."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if CLOCK.on and CLOCK.window is not None and CLOCK.window.ranges.attached:
+            return CLOCK.window.ranges.within(name, function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    return called
 
 
 def lightning(module: Any) -> None:

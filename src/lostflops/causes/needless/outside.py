@@ -1,0 +1,91 @@
+"""Operators of a CPU outside of what trains: preparing data, measuring the model, averaging its weights."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from lostflops.causes.declared import EVALUATES, OUTSIDE_PASSES
+from lostflops.causes.idle.named import BY_NAME
+from lostflops.causes.names import listed, spoken, without_place
+from lostflops.causes.page_findings import PageFindings
+from lostflops.finding import Finding, milliseconds
+from lostflops.recipes.needless.outside_passes import BOUND, FORWARD, FUNCTION, MODEL, OPERATOR, STEP
+
+FROM = 0.1  # of a step
+OFTEN = 0.5  # of the steps, that have at least half of the mean: one in a few recorded ones may be rare
+MOSTLY, MOST, NAMED_FROM = 0.5, 3, 0.1
+STACKS = (
+    "To see which functions call them, record call stacks: `lostflops record --what cuda,shapes,python -- "
+    "COMMAND`. What prepares data can go into the loader's workers, and what measures the model can be done "
+    "less often."
+)
+WITHOUT_GRADIENTS = (
+    "If this measures the model, do it less often, or on fewer or larger batches. What a teacher that is not "
+    "trained says of a sample can be computed once and stored."
+)
+
+
+def computes_outside(page: PageFindings) -> None:
+    """Tell what operators outside of passes that train, and of the optimizer, take of a step on a CPU."""
+    given, steps = page.given, max(1, page.given.num_steps)
+    rows = given.outside
+    cost = int(rows.filter(kind=OPERATOR)["ns"].sum()) // steps
+    told = page.of(EVALUATES.name)
+    if not given.on_host or not page.reaches(cost, FROM) or (told and told.size >= MOSTLY * cost):
+        return
+    each = rows.filter(pl.col("kind") == STEP, 2 * pl.col("ns") >= cost)
+    if each.height < OFTEN * steps:
+        return
+    by = {kind: _largest(rows, kind, steps) for kind in (OPERATOR, MODEL, FUNCTION)}
+    models, functions = ([p for p in by[kind] if p[1] >= MOSTLY * cost] for kind in (MODEL, FUNCTION))
+    functions = [part for part in functions if not _holds(page, part[0])]
+    if functions and _is_told(page, functions[0][0]):
+        return
+    largest = [part for part in by[OPERATOR] if part[1] >= NAMED_FROM * cost][:MOST]
+    names = listed([f"`{name}` ({milliseconds(ns)})" for name, ns in largest])
+    where, then = "", STACKS
+    if functions:
+        function, ns = functions[0]
+        where = f", mostly in {without_place(spoken(function))} ({milliseconds(ns)})"
+        then = (
+            f"Make {spoken(function)} cheaper, or take it out of the step: into the loader's workers if it "
+            "prepares data, less often if it measures the model."
+        )
+    elif models:
+        model, ns = models[0]
+        where = (
+            f", mostly in passes of `{model.removeprefix(FORWARD)}` without gradients ({milliseconds(ns)})"
+        )
+        then = WITHOUT_GRADIENTS
+    alone = len(given.steps) == 1
+    bound = int(rows.filter(kind=BOUND)["ns"].sum()) // steps
+    page.put(
+        Finding(
+            name=OUTSIDE_PASSES.name,
+            claim=f"Operators outside of passes that train and of the optimizer take {page.share(cost)}"
+            f"{where}{f': {names}' if names else ''}.",
+            gain="at most" if alone else "unknown",
+            ns_per_step=bound if alone else 0,
+            cost_per_step=cost,
+            evidence=("the bound counts the pauses around them as well",) if alone and bound > cost else (),
+            next=then,
+            remedies=(),
+            recipe="operator_summary",
+        )
+    )
+
+
+def _largest(rows: pl.DataFrame, kind: str, steps: int) -> list[tuple[str, int]]:
+    summed = rows.filter(kind=kind).group_by("name").agg(pl.col("ns").sum())
+    ordered = summed.sort("ns", "name", descending=[True, False])
+    return [(str(name), ns // steps) for name, ns in ordered.iter_rows()]
+
+
+def _holds(page: PageFindings, function: str) -> bool:
+    return function in page.given.loops or function in page.given.passes
+
+
+def _is_told(page: PageFindings, function: str) -> bool:
+    """Whether a finding about Python is about the same function, and counts its operators."""
+    python = page.of(BY_NAME)
+    return python is not None and without_place(spoken(function)) in python.claim

@@ -1,0 +1,168 @@
+"""Operators of a CPU outside of passes that train, and what goes with a function that is taken out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from by_hand import MS, PYTHON, finding, page
+from lostflops.causes.needless.outside import computes_outside
+from lostflops.causes.needless.own_functions import runs_own_functions
+from lostflops.recipes.host.functions import spent_in
+from lostflops.recipes.needless.outside_passes import OUTSIDE, outside_passes
+from lostflops.recipes.needless.own_functions import OWN_FUNCTIONS, own_functions
+from made_runs import made
+
+COUNTED = pl.DataFrame({"rank": [0], "step": [1]}, {"rank": pl.Int32, "step": pl.Int64})
+MODEL, OTHER = "forward#Net", "forward#Teacher"
+AUGMENT, EMA = "a.py(3): augment", "a.py(9): update_ema"
+
+
+def run(folder: Path, **more: Any) -> Any:
+    """Step 1, from 100 to 200: operators by start, end, sequence and phase. Autograd numbers those before the
+    model alike."""
+    told = [
+        ("aten::rot90", 102, 109, 4, "forward"),  # 7 ns on data, numbered as the first one of the model is
+        ("aten::linear", 120, 131, 4, "forward"),
+        ("aten::argmax", 131, 132, -1, None),
+        ("aten::mm", 136, 141, -1, None),  # 5 ns of a teacher without gradients
+        ("aten::mse_loss", 142, 145, 5, "forward"),
+        ("MseLossBackward0", 150, 153, 5, "backward"),
+        ("AddmmBackward0", 153, 160, 4, "backward"),
+        ("aten::add_", 163, 170, -1, "optimizer"),
+        ("aten::mul", 180, 183, 6, "forward"),  # 3 ns that no backward pass follows
+        ("aten::zero_", 191, 192, -1, None),
+        ("aten::mul", 205, 210, -1, None),  # in the next step, which does not count
+    ]
+    columns = ["name", "start", "end", "sequence", "phase"]
+    rows = [dict(zip(columns, row, strict=True)) | {"thread": 7} for row in told]
+    kernels = [{k: row[k] for k in ("name", "start", "end", "thread")} for row in rows]
+    ranges = [
+        (MODEL, 118, 133),
+        (OTHER, 135, 141),
+        ("backward", 148, 161),
+        ("Optimizer.zero_grad#SGD", 190, 193),
+    ]
+    tables = {
+        "ranks": [{"device_kind": "cpu", "main_thread": 7}],
+        "steps": [{"step": 1, "host_start": 100, "host_end": 200}],
+        "operators": rows,
+        "kernels": kernels,
+        "ranges": [{"name": name, "start": s, "end": e, "thread": 7} for name, s, e in ranges],
+    }
+    return made(folder, tables | more)
+
+
+def of_kind(table: pl.DataFrame, kind: str) -> dict[str, int]:
+    return dict(table.filter(kind=kind).select("name", "ns").iter_rows())
+
+
+def test_what_makes_no_node_of_a_backward_pass_is_outside_of_what_trains(tmp_path: Path) -> None:
+    frames = [(AUGMENT, 101, 112), (EMA, 179, 184), ("torch/hub.py(2): f", 101, 105)]
+    rows = [{"name": name, "start": s, "end": e, "thread": 7} for name, s, e in frames]
+    told = outside_passes(run(tmp_path, frames=rows), COUNTED)
+    assert of_kind(told, "operator") == {"aten::rot90": 7, "aten::mm": 5, "aten::mul": 3}
+    assert of_kind(told, "model") == {OTHER: 5}
+    assert of_kind(told, "function") == {AUGMENT: 7, EMA: 3}
+    # From the step's start to the model, from the model to the loss, from the optimizer to its zeroing.
+    assert of_kind(told, "bound") == {"": 18 + 9 + 20}
+    assert of_kind(told, "step") == {"1": 7 + 5 + 3}
+
+
+def test_nothing_is_told_where_the_passes_of_the_model_are_not_marked(tmp_path: Path) -> None:
+    assert outside_passes(run(tmp_path, ranges=[]), COUNTED).is_empty()
+
+
+def outside(*rows: tuple[str, str, int]) -> pl.DataFrame:
+    return pl.DataFrame([(0, kind, name, ms * MS) for kind, name, ms in rows], OUTSIDE, orient="row")
+
+
+LEDGER = [(0, step, "compute", 100) for step in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("more", "says", "then"),
+    [
+        ([], ": `aten::mul` (20.0 ms).", "To see which functions call them, record call stacks"),
+        ([("function", AUGMENT, 20)], ", mostly in `augment` (10.0 ms): ", "Make `augment` (a.py:3) cheaper"),
+        ([("model", OTHER, 30)], ", mostly in passes of `Teacher` without gradients (15.0 ms)", "If this"),
+        ([("function", AUGMENT, 19)], ": `aten::mul` (20.0 ms).", "To see"),
+    ],
+)
+def test_operators_outside_are_told_with_what_calls_them_and_a_bound(
+    more: list[tuple[str, str, int]], says: str, then: str
+) -> None:
+    rows = outside(("operator", "aten::mul", 40), ("bound", "", 50), ("step", "0", 30), *more)
+    (told,) = page(ledger=LEDGER, join=computes_outside, on_host=True, outside=rows)
+    assert told.claim.startswith(
+        "Operators outside of passes that train and of the optimizer take 20.0 ms per"
+    )
+    assert says in told.claim and told.next.startswith(then)
+    assert (told.gain, told.ns_per_step, told.size) == ("at most", 25 * MS, 20 * MS)
+
+
+@pytest.mark.parametrize(
+    "known", [{"passes": {AUGMENT}}, {"on_host": False}, {"outside": 19}, {"told": True}, {"in one": 9}]
+)
+def test_one_cause_is_told_once_and_from_a_tenth_of_a_step_on(known: dict[str, Any]) -> None:
+    each = ("step", "0", known.pop("in one", 40))
+    rows = outside(("operator", "aten::mul", known.pop("outside", 40)), ("function", AUGMENT, 40), each)
+    python = finding(
+        "host-busy-elsewhere", PYTHON, 9, "It idles while the CPU runs Python: `augment` (9.00 ms)."
+    )
+    others = [python] if known.pop("told", False) else []
+    found = page(*others, ledger=LEDGER, join=computes_outside, **{"on_host": True, "outside": rows} | known)
+    assert ["mostly in" in f.claim for f in found if f not in others] == (
+        [False] if "passes" in known else []
+    )
+
+
+def test_time_in_functions_counts_once_and_within_its_step(tmp_path: Path) -> None:
+    frames = [
+        (EMA, 110, 120, 7),
+        (AUGMENT, 112, 118, 7),
+        (EMA, 195, 230, 7),
+        (AUGMENT, 90, 99, 7),
+        (EMA, 130, 140, 8),
+    ]
+    rows = [{"name": name, "start": s, "end": e, "thread": at} for name, s, e, at in frames]
+    trace = run(tmp_path, frames=rows)
+    assert spent_in(trace, COUNTED, [EMA, AUGMENT]) == 10 + 5
+    assert spent_in(trace, COUNTED, [AUGMENT]) == 6
+
+
+@pytest.mark.parametrize(("spent", "bound"), [(70, 35), (43, 20)])
+def test_operators_of_a_function_that_is_taken_out_go_with_it(spent: int, bound: int) -> None:
+    """All of 20 ms in each of two steps is Python of `tally`."""
+    tally, fact = (
+        "a.py(3): tally",
+        "`tally` (a.py:3) takes 35.0 ms per step with operators, which the bound counts",
+    )
+    one = finding("host-busy-elsewhere", PYTHON, 20, "It idles while the CPU runs other code.")
+    ledger = [(0, step, account, ms) for step in range(2) for account, ms in (("compute", 80), (PYTHON, 20))]
+    known: dict[str, Any] = {"on_host": True, "spent_in": lambda names: spent * MS * (names == [tally])}
+    (told,) = page(one, ledger=ledger, names=[(0, PYTHON, tally, 40)], in_long_pauses=40 * MS, **known)
+    assert (told.ns_per_step, told.size, told.edit == "none") == (bound * MS, 20 * MS, bound > 20)
+    assert told.evidence[:1] == (fact,) * (bound > 20)
+
+
+def test_python_of_an_autograd_function_is_told_although_its_row_is_an_operator(tmp_path: Path) -> None:
+    """Its node has its class's name without a number, as its forward has."""
+    took = [
+        ("SlowBackward", 5),
+        ("Slow", 3),
+        ("AddmmBackward0", 9),
+        ("CompiledFunctionBackward", 9),
+        ("aten::mm", 9),
+    ]
+    kernels = [{"name": name, "start": 110, "end": 110 + ns, "thread": 7} for name, ns in took]
+    kernels += [{"name": "SlowBackward", "start": 130, "end": 137, "thread": 8}]
+    told = own_functions(run(tmp_path, kernels=kernels), COUNTED)
+    assert told.rows() == [(0, "SlowBackward", 5), (0, "Slow", 3)]
+    for ms, many in ((10, 1), (9, 0)):
+        rows = pl.DataFrame([(0, "SlowBackward", ms * MS)], OWN_FUNCTIONS, orient="row")
+        found = page(ledger=LEDGER, join=runs_own_functions, on_host=True, own_functions=rows)
+        assert [(f.gain, f.ns_per_step) for f in found] == [("at most", 5 * MS)] * many
