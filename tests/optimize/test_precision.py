@@ -130,6 +130,21 @@ def test_tied_weights_stay_tied_and_batch_norm_stays_fp32() -> None:
     assert "1.weight" in converted.kept
 
 
+def test_bf16_refuses_tensors_in_the_same_memory_and_takes_parts_of_one_memory() -> None:
+    """A weight that is another's transposed had memory of its own, without a word."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    model[1].weight = nn.Parameter(model[0].weight.data.t())
+    with pytest.raises(Refused, match=r"'0\.weight' and '1\.weight' are two tensors in the same memory"):
+        optimize.to_bf16(model)
+    assert model[0].weight.dtype == torch.float32
+    whole = torch.zeros(32)
+    for number in range(2):
+        model[number].weight = nn.Parameter(whole[16 * number : 16 * number + 16].view(4, 4))
+    optimize.to_bf16(model)
+    model[0].register_buffer("row", model[0].weight.data[0])
+    optimize.to_bf16(nn.Sequential(nn.Linear(4, 4), model))  # in bf16 already: stays
+
+
 def test_bf16_refuses_gradients_and_what_is_bf16_already() -> None:
     model = tiny_models.mlp()
     model(tiny_models.mlp_batch()).sum().backward()
@@ -240,6 +255,16 @@ def test_undoing_fp8_takes_the_parameters_that_were_bound_anew_meanwhile() -> No
         loaded = {name: torch.full_like(value, 3) for name, value in model.state_dict().items()}
         model.load_state_dict(loaded, assign=True)
     assert type(model[0]) is nn.Linear and all(bool((p == 3).all()) for p in model.parameters())
+
+
+def test_fp8_is_undone_below_adapters_that_came_later() -> None:
+    """Their layer held the one in FP8, and gave it back as they went."""
+    model = small_llama().bfloat16()
+    modules, converted = list(model.modules()), optimize.to_fp8(model, small=True)
+    adapters = optimize.lora(model, targets=["q_proj"])
+    converted.undo()
+    adapters.undo()
+    assert all(one is other for one, other in zip(model.modules(), modules, strict=True))
 
 
 def test_fp8_says_why_a_layer_is_left_out() -> None:

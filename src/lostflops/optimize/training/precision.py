@@ -98,6 +98,12 @@ class Bf16(AppliedRemedy):
                 self._places += [(held, key) for key, tensor in held.items() if id(tensor) in converted]
         if not self._converted:
             raise Refused("the model has no fp32 weights", "it may be in bf16 already: see its dtypes")
+        if parted := _parted(model, converted):
+            raise Refused(
+                f"'{parted[0]}' and '{parted[1]}' are two tensors in the same memory, and converted each would "
+                "have its own: what is written to one would not reach the other",
+                "tie them as one parameter (b.weight = a.weight), or optimize.autocast(model)",
+            )
         for tensor in self._converted:
             tensor.data = tensor.data.to(torch.bfloat16)
         self._tensors, self._bytes = len(self._converted), sum(each.nbytes for each in self._converted)
@@ -132,6 +138,26 @@ class Bf16(AppliedRemedy):
         )
         figures = {"converted_tensors": self._tensors, "bytes_now": now, "kept_in_fp32": self.kept}
         return TextReport("bf16", tuple(lines), figures)
+
+
+def _parted(model: torch.nn.Module, converted: set[int]) -> tuple[str, str] | None:
+    """Names of two tensors in overlapping memory of which one is converted at least."""
+    every = dict((*model.named_parameters(), *model.named_buffers()))
+    spans: list[tuple[int, int, int, str]] = []
+    for name, tensor in every.items():
+        if type(tensor.data) is not torch.Tensor or tensor.layout != torch.strided or not tensor.numel():
+            continue
+        if begins := tensor.data_ptr():  # none on "meta"
+            reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+            spans.append((begins, begins + (reach + 1) * tensor.itemsize, id(tensor), name))
+    spans.sort(key=lambda span: span[:2])
+    for number, (_, end, one, name) in enumerate(spans):
+        for begins, _, other, second in spans[number + 1 :]:
+            if begins >= end:
+                break
+            if one != other and converted & {one, other}:
+                return name, second
+    return None
 
 
 def autocast(model: torch.nn.Module, dtype: torch.dtype = torch.bfloat16) -> Autocast:
