@@ -100,7 +100,7 @@ class Bf16(AppliedRemedy):
             raise Refused("the model has no fp32 weights", "it may be in bf16 already: see its dtypes")
         if parted := _parted(model, converted):
             raise Refused(
-                f"'{parted[0]}' and '{parted[1]}' are two tensors in the same memory, and converted each would "
+                f"'{parted[0]}' and '{parted[1]}' are two tensors in the same memory, and each would then "
                 "have its own: what is written to one would not reach the other",
                 "tie them as one parameter (b.weight = a.weight), or optimize.autocast(model)",
             )
