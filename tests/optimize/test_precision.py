@@ -11,6 +11,7 @@ import types
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -470,7 +471,8 @@ def test_dropout_and_data_are_the_same_for_every_variant() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def step(_: int) -> torch.Tensor:
-            loss = model(torch.randn(4, 8)).square().mean()
+            data = torch.randn(4, 8) * np.random.rand() * random.random()
+            loss = model(data).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -478,11 +480,11 @@ def test_dropout_and_data_are_the_same_for_every_variant() -> None:
 
         return step
 
-    state = random.getstate()
+    state, numpys = random.getstate(), np.random.get_state()[1].tolist()
     parity = optimize.loss_parity(
         make, make_step, {"same": lambda model: model}, steps=5, baseline=lambda m: m
     )
-    assert random.getstate() == state
+    assert random.getstate() == state and np.random.get_state()[1].tolist() == numpys
     assert parity.verdict("same") == "equal to bf16 to the bit over 5 steps"
     assert len(set(parity.baseline)) == 5
 
