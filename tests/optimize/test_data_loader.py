@@ -35,6 +35,7 @@ from lostflops.optimize.loader import workers as data_loader
 from lostflops.optimize.loader.batches import SampleOrder, made
 from lostflops.optimize.loader.load_time import LoadTime
 from lostflops.optimize.loader.own_state import changed, own_state
+from lostflops.optimize.loader.probe import same
 from lostflops.optimize.loader.workers import Candidate, predicted_seconds, workers_wanted
 
 torch.set_num_threads(1)
@@ -411,6 +412,48 @@ def test_what_reading_changes_is_read_in_workers_only() -> None:
     cached = tuned(DataLoader(data, 4), step_seconds=0.001)  # which changes no sample
     assert cached.workers > 1
     assert changed(before, dataset=data, collate_fn=masks) == ("", "")
+
+
+class Unseen(Drawing):
+    """Counts where nobody looks: in its class, an iterator, a generator of random numbers of the module."""
+
+    read = 0
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.iterator = where, itertools.count()
+
+    def __getitem__(self, index: int) -> int:
+        if self.where == "class":
+            type(self).read += 1
+            return index + 1000 * self.read
+        return index + (next(self.iterator) if self.where == "iterator" else DICE.randrange(1000))
+
+
+DICE = random.Random(4)
+
+
+@pytest.mark.parametrize("where", ["class", "iterator", "module"])
+def test_a_batch_that_is_another_when_it_is_made_again_is_made_in_workers_only(where: str) -> None:
+    """Measuring without workers went on counting in the training process: its first batches were others."""
+    data = Unseen(where)
+    before = Unseen.read, repr(data.iterator), DICE.getstate()
+    setting = tuned(DataLoader(data, 4), step_seconds=0.001, seconds=0.8)
+    assert (Unseen.read, repr(data.iterator), DICE.getstate()) == before
+    assert setting.workers == 0
+    assert any("stays at 0: making a batch changes what its samples are made of" in n for n in setting.notes)
+
+
+def test_batches_are_compared_to_the_bit_as_far_as_they_can_be() -> None:
+    def batch(number: float) -> Any:
+        values = torch.tensor([number, torch.nan])
+        return {"x": (values, [np.array([number, np.nan])]), "y": ("a", number, None, Drawing())}
+
+    assert same(batch(1.0), batch(1.0)) and not same(batch(1.0), batch(2.0))
+    assert not same([1], (1,)) and not same([1], [1, 2]) and not same({"a": 1}, {"b": 1})
+    knot: Any = Drawing()
+    knot.itself = knot
+    assert same(knot, copy.copy(knot))
 
 
 def test_a_running_random_sampler_is_not_disturbed() -> None:

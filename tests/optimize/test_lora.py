@@ -293,6 +293,33 @@ def test_a_merge_into_a_weight_that_another_module_has_too_says_so(tied: str) ->
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), weights, strict=True))
 
 
+def test_a_merge_loses_no_adapter_of_the_users_and_puts_back_its_weights_too() -> None:
+    """One that was not active was gone, and a merge that failed left the other's layers rounded."""
+    import peft
+
+    model = llama().bfloat16()
+    ids = tiny_models.llama_batch()["input_ids"]
+    adapters = optimize.lora(model, targets=["q_proj"])
+    adapters.model.add_adapter("more", peft.LoraConfig(r=2, target_modules=["up_proj"]))
+    random_b(adapters)
+    with pytest.raises(Refused, match="'more' is among the adapters and not active"):
+        adapters.merge(lambda: model(ids).logits)
+    adapters.model.base_model.set_adapter(["default", "more"])
+    weights = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(Refused, match="of itself away"):
+        adapters.merge(lambda: model(ids).logits, tolerance=0.0)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), weights, strict=True))
+    adapters.merge(lambda: model(ids).logits, tolerance=0.1)
+
+
+def test_undo_makes_trainable_what_a_state_dict_put_in_the_place_of_weights() -> None:
+    model = llama()
+    adapters = optimize.lora(model)
+    model.load_state_dict({name: each.clone() for name, each in model.state_dict().items()}, assign=True)
+    adapters.undo()
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_gradients_that_would_go_on_to_change_frozen_weights_are_refused() -> None:
     model = llama()
     tiny_models.loss_of(model, tiny_models.llama_batch()).backward()

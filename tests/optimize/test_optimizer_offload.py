@@ -315,6 +315,37 @@ def test_loading_does_not_pass_through_the_device(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(optimizer.state[model.weight]["exp_avg"], saved["state"][0]["exp_avg"])
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_hooks_of_the_users_change_what_is_loaded(when: str) -> None:
+    """What they put in the place of a state was overwritten by what the file has."""
+    found: list[torch.Tensor] = []
+    for offloaded in (False, True):
+        torch.manual_seed(0)
+        weight = nn.Parameter(torch.randn(64, 64))
+        optimizer = torch.optim.AdamW([weight], lr=0.1)
+        weight.grad = torch.randn(64, 64)
+        optimizer.step()
+        state = copy.deepcopy(optimizer.state_dict())
+
+        def forget(optimizer: Any) -> None:
+            for each in optimizer.state.values():
+                each["exp_avg"] = torch.zeros(64, 64)
+
+        def forget_it(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+            return {**state, "state": {0: {**state["state"][0], "exp_avg": torch.zeros(64, 64)}}}
+
+        if when == "after":
+            optimizer.register_load_state_dict_post_hook(forget)
+        if offloaded:
+            optimize.optimizer_offload(optimizer, device=ThreadedDevice())
+        if when == "before":
+            optimizer.register_load_state_dict_pre_hook(forget_it)
+        optimizer.load_state_dict(state)
+        optimizer.step()
+        found.append(weight.detach())
+    assert torch.equal(*found)
+
+
 def test_what_somebody_else_writes_into_the_states_counts() -> None:
     """In place, bound anew, one removed, all cleared, and another size of group."""
 

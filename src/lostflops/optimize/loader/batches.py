@@ -105,6 +105,21 @@ def random_state() -> tuple[Any, ...]:
     return random.getstate(), torch.get_rng_state().numpy().tobytes(), *others
 
 
+class RandomNumbers:
+    """Where Python's, torch's and, where it is imported, NumPy's are now, to go on there again."""
+
+    def __init__(self) -> None:
+        numpy: Any = sys.modules.get("numpy")
+        self._python, self._torch = random.getstate(), torch.get_rng_state()
+        self._numpy = numpy.random.get_state() if numpy else None
+
+    def restore(self) -> None:
+        random.setstate(self._python)
+        torch.set_rng_state(self._torch)
+        if self._numpy is not None:
+            cast("Any", sys.modules["numpy"]).random.set_state(self._numpy)
+
+
 class Batches:
     """So many batches of a loader; `close` ends its workers. What goes wrong with them is Refused."""
 
@@ -172,19 +187,14 @@ def _quiet() -> Generator[None]:
 @contextmanager
 def random_numbers_kept(loader: Any) -> Generator[None]:
     """Python's, NumPy's, torch's and the loader's own random numbers are afterwards as before."""
-    numpy: Any = sys.modules.get("numpy")
-    python, torchs = random.getstate(), torch.get_rng_state()
-    numpys = numpy.random.get_state() if numpy else None
+    numbers = RandomNumbers()
     on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     generator: Any = loader.generator
     own: Any = generator.get_state() if generator is not None else None
     try:
         yield
     finally:
-        random.setstate(python)
-        torch.set_rng_state(torchs)
-        if numpy:
-            numpy.random.set_state(numpys)
+        numbers.restore()
         if on_gpu is not None:
             torch.cuda.set_rng_state_all(on_gpu)
         if generator is not None:

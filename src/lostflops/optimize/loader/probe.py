@@ -17,10 +17,11 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
 from lostflops.optimize.device import host_share
-from lostflops.optimize.loader.batches import random_state
+from lostflops.optimize.loader.batches import RandomNumbers, random_state
 from lostflops.optimize.loader.own_state import changed, own_state
 
 WATCHED = 3  # batches whose making is watched for what it changes
+UNSEEN = "what its samples are made of (the same batch, made again, is another)"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Seen:
     asked_which_worker: bool  # the dataset or worker_init_fn looked at the worker's number
     changed: str = ""  # what of the dataset or collate_fn making the batch changed
     counted: str = ""  # likewise, where it is a number, random numbers or a tensor: the next batch may differ
+    again_seconds: float = 0.0  # it was made once more
 
     @property
     def seconds(self) -> float:
@@ -96,14 +98,40 @@ class Probe:
 
     def __getitem__(self, number: int) -> Seen | Failed | None:
         state = own_state(dataset=self.dataset, collate_fn=self.collate) if number < WATCHED else None
-        before = random_state()
+        before, numbers = random_state(), RandomNumbers()
         cpu = time.process_time()
-        samples: list[Any] = []
         times: list[float] = []
-        wanted: Any = self.batches[number]
+        made = self._made(number, times)
+        if made is None or isinstance(made, Failed):
+            return made
+        batch, collated = made
+        cpu = time.process_time() - cpu
+        tensors = list(_tensors(batch))
+        drew = before != random_state()
+        found = ("", "") if state is None else changed(state, dataset=self.dataset, collate_fn=self.collate)
+        began = time.perf_counter()
+        if not number and not found[1] and not self._comes_again(batch, numbers):
+            found = found[0] or UNSEEN, UNSEEN
+        again = time.perf_counter() - began
+        return Seen(
+            tuple(times),
+            collated,
+            cpu,
+            sum(tensor.nbytes for tensor in tensors),
+            host_share.private_memory(),
+            frozenset(str(tensor.device) for tensor in tensors),
+            drew,
+            _asked,
+            *found,
+            again,
+        )
+
+    def _made(self, number: int, times: list[float]) -> tuple[Any, float] | Failed | None:
+        """The batch of that number, and how long collating took; adds what its samples took to `times`."""
+        samples: list[Any] = []
         where = "the first sample"
         try:
-            for where, take in self._takes(wanted):  # noqa: B007 - told when taking fails
+            for where, take in self._takes(self.batches[number]):  # noqa: B007 - told when taking fails
                 began = time.perf_counter()
                 samples.append(take())
                 times.append(time.perf_counter() - began)
@@ -114,23 +142,19 @@ class Probe:
             return Failed(where, _said(error))
         began = time.perf_counter()
         try:
-            batch = self.collate(self._collected(samples))
+            return self.collate(self._collected(samples)), time.perf_counter() - began
         except Exception as error:
             return Failed("collating a batch", _said(error))
-        collated = time.perf_counter() - began
-        cpu = time.process_time() - cpu
-        tensors = list(_tensors(batch))
-        return Seen(
-            tuple(times),
-            collated,
-            cpu,
-            sum(tensor.nbytes for tensor in tensors),
-            host_share.private_memory(),
-            frozenset(str(tensor.device) for tensor in tensors),
-            before != random_state(),
-            _asked,
-            *(() if state is None else changed(state, dataset=self.dataset, collate_fn=self.collate)),
-        )
+
+    def _comes_again(self, batch: Any, numbers: RandomNumbers) -> bool:
+        """Whether the same random numbers make the first batch again: if not, it is made of something that
+        making it changes, wherever that is (a global, an attribute of the class, an iterator)."""
+        self._iterator = None  # a stream that begins anew gives the same, and goes on
+        after = RandomNumbers()
+        numbers.restore()
+        again = self._made(0, [])
+        after.restore()
+        return isinstance(again, tuple) and same(again[0], batch)
 
     def _takes(self, wanted: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
         """The calls that give the batch's samples, as torch's own loader makes them."""
@@ -161,6 +185,37 @@ def as_it_is(item: Any) -> Any:
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def same(one: Any, other: Any, depth: int = 8) -> bool:
+    """To the bit, as far as it can be told: things of unknown kinds are the same, and what lies deep in
+    them."""
+    if type(one) is not type(other):
+        return False
+    if not depth:
+        return True
+    if isinstance(one, torch.Tensor):
+        if one.layout != torch.strided or one.is_meta or one.is_quantized:
+            return True
+        return one.shape == other.shape and bool(torch.equal(one, other) or _same_bytes(one, other))
+    if isinstance(one, Mapping):
+        mine, others = cast("Mapping[Any, Any]", one), cast("Mapping[Any, Any]", other)
+        return mine.keys() == others.keys() and all(same(mine[key], others[key], depth - 1) for key in mine)
+    if isinstance(one, (list, tuple)):
+        some, more = cast("list[Any]", one), cast("list[Any]", other)
+        return len(some) == len(more) and all(same(*pair, depth - 1) for pair in zip(some, more, strict=True))
+    if type(one).__module__ == "numpy" and hasattr(one, "tobytes"):
+        return one.dtype.hasobject or one.tobytes() == other.tobytes()
+    if isinstance(one, (int, float, complex, str, bytes)):
+        return bool(one == other or (one != one and other != other))
+    held, more = (getattr(each, "__dict__", None) for each in (one, other))
+    return not isinstance(held, dict) or same(held, more, depth - 1)
+
+
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """What is not a number is not equal to itself."""
+    some, more = (each.detach().cpu().contiguous().view(-1) for each in (one, other))
+    return bool(torch.equal(some.view(torch.uint8), more.view(torch.uint8)))
 
 
 def _tensors(batch: Any) -> Iterator[torch.Tensor]:

@@ -45,7 +45,7 @@ from lostflops.optimize.loader.load_time import (
     predicted_seconds,
     workers_wanted,
 )
-from lostflops.optimize.loader.probe import Failed, Probe, Seen, WorkerStart, as_it_is
+from lostflops.optimize.loader.probe import UNSEEN, Failed, Probe, Seen, WorkerStart, as_it_is
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import Report
 
@@ -165,7 +165,8 @@ def tune_loader(
     `prefetch_factor` batches of an epoch are left, with a sampler that has random numbers of its own.
 
     The loader is not iterated: its sampler is copied, and Python's, NumPy's and torch's random numbers are
-    afterwards as before. A dataset or `collate_fn` that making a batch changes is read in workers only.
+    afterwards as before. A dataset or `collate_fn` that making a batch changes is read in workers only,
+    and so is one whose first batch is another when it is made again from the same random numbers.
     Refuses a loader whose class is not `DataLoader` itself, and a dataset that fails, hangs, cannot be sent
     to a worker, or whose samples would be used up.
     """
@@ -265,7 +266,7 @@ class _Tuning:
                     self.length = len(seen)
                     break
                 if not seen:
-                    self.start_seconds = time.perf_counter() - began - one.seconds
+                    self.start_seconds = time.perf_counter() - began - one.seconds - one.again_seconds
                     until = time.perf_counter() + PROBING * self.seconds
                 seen.append(one)
                 enough = len(seen) >= LEAST_PROBED and time.perf_counter() > until
@@ -279,7 +280,10 @@ class _Tuning:
             return seen
         # The first batch opens files and imports modules, once per worker.
         once, *others = seen
-        others[0] = replace(others[0], changed=once.changed or others[0].changed)
+        counted = once.counted if once.counted == UNSEEN else ""
+        others[0] = replace(
+            others[0], changed=once.changed or others[0].changed, counted=others[0].counted or counted
+        )
         return others
 
     def _depends_on_workers(self, seen: Sequence[Seen]) -> str:

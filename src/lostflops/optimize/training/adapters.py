@@ -209,10 +209,17 @@ class Adapters(AppliedRemedy):
         if not self._traces.is_adapted():
             raise Refused("the adapters are gone", "merge before undo(), and once")
         self._refuse_shared()
+        if lost := sorted(set(self.model.peft_config) - set(self.model.active_adapters)):
+            raise Refused(
+                f"'{lost[0]}' is among the adapters and not active: it would be in no weight, and gone",
+                f"adapters.model.delete_adapter({lost[0]!r}), or activate it: set_adapter of its base_model",
+            )
         self._unmerge()  # what PEFT itself has merged: no weight is to count twice
         limit = 8 * torch.finfo(self.base_dtype).eps if tolerance is None else tolerance
-        layers = [cast("Any", self.base.get_submodule(name)) for name in self.targets]
-        weights = [layer.base_layer.weight.detach().to("cpu", copy=True) for layer in layers]
+        # Those of adapters that the user added, too, in other modules.
+        layers = [cast("Any", layer) for _, layer in named(self.base) if hasattr(layer, "merged_adapters")]
+        bases = [weight for layer in layers for weight in layer.get_base_layer().parameters(recurse=False)]
+        weights = [weight.detach().to("cpu", copy=True) for weight in bases]
         was_training = {module for _, module in named(self.model) if module.training}
         self.model.eval()
         merged = False
@@ -234,8 +241,8 @@ class Adapters(AppliedRemedy):
         except BaseException:
             if merged:
                 self.model.unmerge_adapter()
-            for layer, weight in zip(layers, weights, strict=True):
-                layer.base_layer.weight.data.copy_(weight)  # taking away what was added rounds once more
+            for base, weight in zip(bases, weights, strict=True):
+                base.data.copy_(weight)  # taking away what was added rounds once more
             raise
         finally:
             for _, module in named(self.model):
@@ -297,7 +304,12 @@ class _Traces:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        # By their places, too: a state dict that is loaded with assign=True brings other parameters.
+        self._trainable = [
+            (module.__dict__["_parameters"], key, parameter, parameter.requires_grad)
+            for _, module in named(model)
+            for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+        ]
         self._before = {id(module): (set(module.__dict__), _hooks(module)) for _, module in named(model)}
         self._left: list[tuple[torch.nn.Module, set[str], set[int]]] = []
 
@@ -317,8 +329,11 @@ class _Traces:
                 module.__dict__.pop(name, None)
             for key in hooks:
                 module.__dict__["_forward_hooks"].pop(key, None)
-        for parameter, trainable in self._trainable:
+        for held, key, parameter, trainable in self._trainable:
             parameter.requires_grad_(trainable)
+            now = held.get(key)
+            if now is not None and now is not parameter and now.is_floating_point():
+                now.requires_grad_(trainable)
 
 
 def _hooks(module: torch.nn.Module) -> set[int]:

@@ -136,9 +136,14 @@ class Fp8(AppliedRemedy):
             had.update({name: now[name] for name in had if name in now})
             kind = "_is_full_backward_hook"  # of the hooks that both have
             swap.original.__dict__[kind] = swap.converted.__dict__[kind]
-            modules = swap.parent.__dict__["_modules"]
-            if modules.get(swap.name) is swap.converted:
-                modules[swap.name] = swap.original
+        originals = {id(swap.converted): swap.original for swap in self._swaps}
+        parents = {id(swap.parent): swap.parent for swap in self._swaps}
+        for _, module in named(self.model):  # adapters that came later hold the layers that were there
+            parents[id(module)] = module
+        for parent in parents.values():
+            modules = parent.__dict__["_modules"]
+            for name, child in modules.items():
+                modules[name] = originals.get(id(child), child)
         self._swaps.clear()
 
     def report(self) -> TextReport:

@@ -160,7 +160,8 @@ class OptimizerOffload(AppliedRemedy):
             raise
         self._handles += [
             self.optimizer.register_load_state_dict_pre_hook(self._before_loading),
-            self.optimizer.register_load_state_dict_post_hook(self._after_loading),
+            # Before the user's, which may change what was loaded.
+            self.optimizer.register_load_state_dict_post_hook(self._after_loading, prepend=True),
         ]
         # torch's own wrapper: hooks before and after a step run once, whatever happens in between.
         wrapped = cast("Any", torch.optim.Optimizer).profile_hook_step(self._step_of())
@@ -325,6 +326,9 @@ class OptimizerOffload(AppliedRemedy):
         parameters = {id(parameter): parameter for parameter in self._parameters()}
         for identity, held in loading.items():
             parameter = parameters[identity]
+            state = self.optimizer.state.get(parameter, {})
+            for key in [key for key in held if not isinstance(state.get(key), _Elsewhere)]:
+                del held[key]  # another hook put something in its place
             for key, value in held.items():
                 held[key] = value.to(parameter.dtype) if parameter.is_floating_point() else value
         self._states.reload(loading)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -50,7 +51,8 @@ def loss_parity(
         )
     runs = {BASELINE: baseline, **variants}
     losses: dict[str, list[float]] = {name: [] for name in runs}
-    state = random.getstate()
+    numpy: Any = sys.modules.get("numpy")
+    state, numpys = random.getstate(), numpy.random.get_state() if numpy else None
     try:
         with cast("Any", torch.random).fork_rng():
             started = {name: _started(model, change, make_step, seed) for name, change in runs.items()}
@@ -60,6 +62,8 @@ def loss_parity(
                     losses[name].append(_number(step(number)))
     finally:
         random.setstate(state)
+        if numpy:
+            numpy.random.set_state(numpys)
     base = losses.pop(BASELINE)
     if not all(map(math.isfinite, base)):
         raise Refused(f"the loss of {BASELINE} is {_first_bad(base)}", "make the baseline train first")
@@ -90,6 +94,8 @@ def _number(loss: Any) -> float:
 def _seed(number: int) -> None:
     torch.manual_seed(number)  # pyright: ignore[reportUnknownMemberType]
     random.seed(number)
+    if (numpy := cast("Any", sys.modules.get("numpy"))) is not None:
+        numpy.random.seed(number % 2**32)
 
 
 @dataclass(frozen=True)

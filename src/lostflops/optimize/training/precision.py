@@ -15,14 +15,17 @@ from __future__ import annotations
 import functools
 import warnings
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakMethod
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lostflops.optimize.amounts import written
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.model_parts import ends_like, named, refuse_wrapped, wrapper_in
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import AppliedRemedy, TextReport
+from lostflops.optimize.training.scaled_gradients import ScaledGradients, with_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -95,6 +98,12 @@ class Bf16(AppliedRemedy):
                 self._places += [(held, key) for key, tensor in held.items() if id(tensor) in converted]
         if not self._converted:
             raise Refused("the model has no fp32 weights", "it may be in bf16 already: see its dtypes")
+        if parted := _parted(model, converted):
+            raise Refused(
+                f"'{parted[0]}' and '{parted[1]}' are two tensors in the same memory, and each would then "
+                "have its own: what is written to one would not reach the other",
+                "tie them as one parameter (b.weight = a.weight), or optimize.autocast(model)",
+            )
         for tensor in self._converted:
             tensor.data = tensor.data.to(torch.bfloat16)
         self._tensors, self._bytes = len(self._converted), sum(each.nbytes for each in self._converted)
@@ -131,6 +140,26 @@ class Bf16(AppliedRemedy):
         return TextReport("bf16", tuple(lines), figures)
 
 
+def _parted(model: torch.nn.Module, converted: set[int]) -> tuple[str, str] | None:
+    """Names of two tensors in overlapping memory of which one is converted at least."""
+    every = dict((*model.named_parameters(), *model.named_buffers()))
+    spans: list[tuple[int, int, int, str]] = []
+    for name, tensor in every.items():
+        if type(tensor.data) is not torch.Tensor or tensor.layout != torch.strided or not tensor.numel():
+            continue
+        if begins := tensor.data_ptr():  # none on "meta"
+            reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+            spans.append((begins, begins + (reach + 1) * tensor.itemsize, id(tensor), name))
+    spans.sort(key=lambda span: span[:2])
+    for number, (_, end, one, name) in enumerate(spans):
+        for begins, _, other, second in spans[number + 1 :]:
+            if begins >= end:
+                break
+            if one != other and converted & {one, other}:
+                return name, second
+    return None
+
+
 def autocast(model: torch.nn.Module, dtype: torch.dtype = torch.bfloat16) -> Autocast:
     """The model's forward runs under `torch.autocast`: fp32 weights, products in 16 bits; until `undo()`.
 
@@ -151,6 +180,7 @@ class _NotInFiles:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = str(dtype).removeprefix("torch.")
+        self.active = True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _NotInFiles:
         return self
@@ -175,12 +205,18 @@ class Autocast(AppliedRemedy):
             raise Refused(
                 "the model has no fp32 weights to cast", "leave autocast out: it computes in their dtype"
             )
+        said = model.__dict__.get(SAID)
+        if isinstance(said, _NotInFiles) and said.active:
+            raise Refused(
+                f"the model computes in {said.dtype} by optimize already, and would go on to",
+                "undo that first",
+            )
         self.model = model
         self.dtype = dtype
         self._weights = fp32
         self._forwards = Forwards()
         self._forwards.replace(model, self._run)
-        model.__dict__[SAID] = _NotInFiles(dtype)
+        self._said = model.__dict__[SAID] = _NotInFiles(dtype)
 
     @property
     def device_type(self) -> str:
@@ -193,6 +229,7 @@ class Autocast(AppliedRemedy):
 
     def _take_back(self) -> None:
         self._forwards.restore()
+        self._said.active = False
         self.model.__dict__.pop(SAID, None)
 
     def report(self) -> TextReport:
@@ -253,51 +290,88 @@ class Fp16(AppliedRemedy):
         self.scaler: Any = _scaler_of(model)(
             self._autocast.device_type, init_scale=scale, growth_interval=growth_interval
         )
+        self._gradients = ScaledGradients(model, optimizer, self.scaler)
         self.scale = scale
         self.lowest_scale = scale
         self.steps = 0  # asked for, skipped ones included
         self.skipped: list[int] = []  # their numbers
-        self._backwards = 0
-        self._watching = optimizer.register_step_pre_hook(self._before_step)
+        watch = WeakMethod(self._before_another_step)
+
+        def before_a_step(*given: Any) -> None:  # of all optimizers: it is not to keep the model
+            if (there := watch()) is not None:
+                there(*given)
+
+        self._watching = (
+            optimizer.register_step_pre_hook(self._before_step),
+            register_optimizer_step_pre_hook(before_a_step),
+        )
 
     def _take_back(self) -> None:
         """The model computes in fp32 again. Gradients of a step to come are unscaled, or dropped if they
         overflowed."""
-        self._watching.remove()
+        for watching in self._watching:
+            watching.remove()
         self._autocast.undo()
-        if not self._backwards:
-            return
-        state = self.scaler._per_optimizer_states[id(self.optimizer)]
-        if state["stage"].name == "READY":
-            self.scaler.unscale_(self.optimizer)
-        if any(float(found) for found in state["found_inf_per_device"].values()):
-            self.optimizer.zero_grad(set_to_none=True)
+        self._gradients.release()
 
-    def _before_step(self, *_: Any) -> None:
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """After `unscale_` it may step; a fused one unscales by itself, with a scale from the scaler."""
-        stage = self.scaler._per_optimizer_states[id(self.optimizer)]["stage"].name
-        if self._backwards and stage == "READY" and not hasattr(self.optimizer, "grad_scale"):
+        if hasattr(optimizer, "grad_scale"):
+            return
+        if any(each is not None for each in (*args[1:], kwargs.get("closure"))):
             raise Refused(
-                f"optimizer.step() would step by gradients that are {self.scale:,.0f} times too large",
+                "a closure computes gradients within optimizer.step(), which steps by them before they are "
+                "unscaled",
+                "backward(loss) and step() of what to_fp16 returned, without a closure",
+            )
+        if self._gradients.scaled_of(optimizer):
+            raise Refused(
+                f"optimizer.step() would step by gradients that are {self.scaler.get_scale():,.0f} times too "
+                "large",
                 "call step() of what to_fp16 returned instead: it unscales them, and steps the scheduler",
+            )
+        if not self._gradients.any and with_gradients(optimizer):
+            raise Refused(
+                "no loss was scaled since the last step, and fp16 loses gradients below 6e-8 without a word",
+                "backward(loss) and step() of what to_fp16 returned; or undo() first",
+            )
+
+    def _before_another_step(self, optimizer: Any, *_: Any) -> None:
+        if optimizer is self.optimizer or hasattr(optimizer, "grad_scale"):
+            return
+        if self._gradients.scaled_of(optimizer):
+            raise Refused(
+                f"another optimizer ({type(optimizer).__name__}) would step by gradients that are "
+                f"{self.scaler.get_scale():,.0f} times too large",
+                "call step() of what to_fp16 returned first: it unscales all gradients of the model",
             )
 
     def backward(self, loss: torch.Tensor) -> None:
         """Of the scaled loss. Divide by the number of microbatches yourself."""
-        self._backwards += 1
-        self.scaler.scale(loss).backward()
+        first = not self._gradients.any
+        try:
+            self.scaler.scale(loss).backward()
+        except BaseException:
+            if first:
+                self._gradients.forget_if_none()
+            raise
 
     def step(self) -> bool:
         """The optimizer's step and the scheduler's, gradients unscaled and clipped first. False when an
         overflow made both be skipped. Gradients are left to `zero_grad`."""
-        if not self._backwards:
+        if not self._gradients.any:
             raise Refused(
                 "there has been no backward(loss) since the last step", "scaled.backward(loss) first"
             )
-        self._backwards = 0
+        sharded = wrapper_in(self.model, "FSDP1")
+        if sharded is None and not with_gradients(self.optimizer):  # a step without effect, as it is without
+            self._gradients.settle()
+            self.optimizer.step()
+            return self._stepped()
         # Clipping sees true gradients, not ones that are larger by the scale.
-        self.scaler.unscale_(self.optimizer)
-        if self.max_norm is not None and wrapper_in(self.model, "FSDP1") is not None:
+        if self.scaler._per_optimizer_states[id(self.optimizer)]["stage"].name == "READY":
+            self.scaler.unscale_(self.optimizer)
+        if self.max_norm is not None and sharded is not None:
             cast("Any", self.model).clip_grad_norm_(self.max_norm)  # by the norm of all ranks' parts
         elif self.max_norm is not None:
             groups = self.optimizer.param_groups
@@ -305,6 +379,9 @@ class Fp16(AppliedRemedy):
             torch.nn.utils.clip_grad_norm_(parameters, self.max_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        return self._stepped()
+
+    def _stepped(self) -> bool:
         before, self.scale = self.scale, self.scaler.get_scale()
         self.lowest_scale = min(self.lowest_scale, self.scale)
         self.steps += 1
@@ -318,12 +395,25 @@ class Fp16(AppliedRemedy):
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: the scale, and what has been counted."""
-        return {"scaler": self.scaler.state_dict(), "steps": self.steps, "skipped": list(self.skipped)}
+        return {
+            "scaler": self.scaler.state_dict(),
+            "steps": self.steps,
+            "skipped": list(self.skipped),
+            "lowest_scale": self.lowest_scale,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """What `state_dict` gave. Refuses while gradients are there that have the scale of now."""
+        if self._gradients.scaled_of(self.optimizer):
+            raise Refused(
+                "the gradients that are there are scaled, and loading changes the scale",
+                "step(), or optimizer.zero_grad(), and load then",
+            )
+        self._gradients.settle()
         self.scaler.load_state_dict(state["scaler"])
         self.steps, self.skipped = state["steps"], list(state["skipped"])
         self.scale = self.scaler.get_scale()
+        self.lowest_scale = min(state.get("lowest_scale", self.scale), self.scale)
 
     @property
     def churn(self) -> float | None:

@@ -18,6 +18,7 @@ from lostflops.optimize.model_parts import state_tensors
 from lostflops.optimize.refused import Refused
 
 SAMPLED = 32  # bytes of a weight
+SMALL = 4096  # bytes of one of which all are looked at, such as a bias
 
 
 @dataclass(eq=False)
@@ -80,7 +81,11 @@ class Layer:
         whole = memoryview((ctypes.c_ubyte * memory.numel()).from_address(memory.data_ptr())).cast("B")
         self.samples = [
             # An odd step meets all bytes of an element in turn: rounding changes the lowest.
-            whole[leaf.offset : leaf.offset + leaf.nbytes : leaf.nbytes // SAMPLED | 1]
+            whole[
+                leaf.offset : leaf.offset + leaf.nbytes : leaf.nbytes // SAMPLED | 1
+                if leaf.nbytes > SMALL
+                else 1
+            ]
             for leaf in self.leaves
         ]
         self.sampled = [sample.tobytes() for sample in self.samples]
