@@ -58,15 +58,15 @@ def pairs(ns: int) -> pl.DataFrame:
 
 def in_stages(*stages: int) -> pl.DataFrame:
     kinds = {"part": pl.String, "rank": pl.Int64, "name": pl.String, "stage": pl.Int64, "own": pl.Int64,
-             "even": pl.Int64, "removal": pl.Float64}  # fmt: skip
+             "even": pl.Int64, "removal": pl.Float64, "steps": pl.Int64}  # fmt: skip
     rows = [{"part": "rank", "rank": rank, "stage": stage} for rank, stage in enumerate(stages)]
     return pl.DataFrame([dict.fromkeys(kinds) | row for row in rows], kinds)
 
 
 def replayed(own: int, even: int) -> pl.DataFrame:
     return in_stages().vstack(
-        pl.DataFrame([dict.fromkeys(in_stages().columns) | {"part": "job", "own": own, "even": even}],
-                     in_stages().schema)
+        pl.DataFrame([dict.fromkeys(in_stages().columns)
+                      | {"part": "job", "own": own, "even": even, "steps": 2}], in_stages().schema)
     )  # fmt: skip
 
 

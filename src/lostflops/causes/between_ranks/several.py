@@ -207,7 +207,7 @@ def uneven(found: Finding, rank: int, why: str, given: Given) -> Finding:
     """Waiting for ranks that have more to do: what sharing the work evenly gains, at most and by replay."""
     # What the others do not run at all is not shared by the replay that predicts.
     steps = replayed_even(given) if launches_as_many(rank, given) else None
-    replayed = (in_words(steps),) if steps else ()
+    replayed = (in_words(steps, given),) if steps else ()
     return replace(
         found,
         ns_per_step=max(found.size, shared_at_most(given)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from lostflops.columns import Id, Name, Ratio, Text, Time
+from lostflops.columns import Count, Id, Name, Ratio, Text, Time
 from lostflops.recipe import Bars, Example, Rows, recipe
 from lostflops.recipes.pipeline.made_pipeline import two_stages
 from lostflops.recipes.replayed_steps import replayed_steps
@@ -40,7 +40,8 @@ def _two_ranks() -> dict[str, Rows]:
         "rank": Id("rank; of a pipeline its lowest"),
         "stage": Id("pipeline stage, counted from 0; null without a pipeline"),
         "own": Time(
-            "what its ranks do themselves per step, and how long what they share takes; of the job, the step"
+            "what its ranks do themselves per step, and how long what they share takes; of the job, "
+            "the step: from where the last rank begins to where the last one ends, over the steps"
         ),
         "even": Time("the same where everybody takes the mean of its kind, and the median of transfers"),
         "slowdown": Ratio(
@@ -60,6 +61,7 @@ def _two_ranks() -> dict[str, Rows]:
             "job, why nothing is told"
         ),
         "since": Id("step from which on it has that; null when it did in the first step already"),
+        "steps": Count("of the job, how many steps were replayed: the last ones that all ranks have"),
     },
     plot=Bars(x="name", y=("slowdown",)),
     examples=[
@@ -74,6 +76,7 @@ def _two_ranks() -> dict[str, Rows]:
                     "addition": addition,
                     "cause": cause,
                     "since": since,
+                    "steps": 2 if part == "job" else None,
                 }
                 for part, name, rank, own, even, slowdown, removal, addition, cause, since in (
                     ("job", "", None, 45, 35, 45 / 35, None, None, None, None),
@@ -90,7 +93,7 @@ def _two_ranks() -> dict[str, Rows]:
             given=two_stages(),
             expect=[
                 {"part": part, "name": name, "rank": rank, "stage": stage, "own": own * MS, "even": even * MS}
-                | {"slowdown": slowdown / 84, "cause": cause}
+                | {"slowdown": slowdown / 84, "cause": cause, "steps": 1 if part == "job" else None}
                 for part, name, rank, stage, own, even, slowdown, cause in (
                     ("job", "", None, None, 84, 84, 84, None),
                     ("kind", "backward", None, None, 20, 20, 84, None),
