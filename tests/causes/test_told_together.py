@@ -411,7 +411,9 @@ def test_ranks_that_are_late_for_causes_of_their_own_are_told_with_each() -> Non
     loading, saving = found.next.split(f" {EVEN_OUT} ")
     assert loading.startswith("On rank 5: give the loader") and saving.startswith("On rank 7: ")
     assert (found.edit, found.accounts, found.remedies) == ("even-ranks:5+6+7", (WAIT, DATA), ())
-    assert found.evidence == ("as long as one of them is late, the others gain nothing",)
+    assert found.evidence == (
+        "as long as one of them is late, ranks wait for that one: all of them have to change",
+    )
     assert (found.size, found.ns_per_step) == (6_400_000, 10 * MS)
 
 

@@ -193,7 +193,7 @@ def _each_apart(page: PageFindings, group: LateTogether, waited: int, waits: Fin
         claim=f"The others wait {page.share(others)} for {group.called}, which have more of their own to do "
         f"in nearly every step: {listed([*told[:MOST_ADVISED], *more])}.",
         evidence=(
-            "as long as one of them is late, the others gain nothing",
+            "as long as one of them is late, ranks wait for that one: all of them have to change",
             *((f"beside those, {listed(rest)}",) if rest else ()),
         ),
         remedy=" ".join(remedies),
