@@ -201,12 +201,13 @@ def told(
     waited: int = 2 * MS,
     longer: int = 0,
     waits: Finding | None = None,
+    told_of: int | None = None,
     **known: Any,
 ) -> Finding:
     page = knowing(rows, *findings, **known)
     group = late_together(page.given)
     assert group is not None
-    told_together(page, group, waited, waits, *([longer] if longer else []))
+    told_together(page, group, waited, waits, *([longer] if longer else []), told_of=told_of)
     (found,) = page.all()
     return found
 
@@ -415,6 +416,19 @@ def test_ranks_that_are_late_for_causes_of_their_own_are_told_with_each() -> Non
         "as long as one of them is late, ranks wait for that one: all of them have to change",
     )
     assert (found.size, found.ns_per_step) == (6_400_000, 10 * MS)
+
+
+def test_a_rank_late_beside_one_that_is_told_already_is_told_alone() -> None:
+    rows = apart(DATA, SAVING)
+    found = told(rows, waited=4 * MS, told_of=5)
+    assert found.claim == (
+        "The others wait 5.60 ms per step (6.2 %) for rank 6, which has 10.0 ms of checkpoints or logging in "
+        "nearly every step."
+    )
+    assert (found.edit, found.accounts) == ("even-ranks:6", (WAIT, SAVING))
+    assert found.evidence == ("as long as rank 5 is late, ranks wait for that one: it has to change, too",)
+    # Stages pass lateness on, so that each gains by itself.
+    assert told(rows, waited=4 * MS, told_of=5, communication_wait=pairs(1)).evidence == ()
 
 
 def test_three_ranks_with_causes_of_their_own_are_told_and_no_fourth() -> None:

@@ -35,18 +35,24 @@ MAIN_SHARE = 0.5  # of a rank's lateness, that one account holds
 
 
 def in_turn(
-    page: PageFindings, waited: int, waits: Finding | None, *, even: int = 0, pauses: bool = False
+    page: PageFindings,
+    waited: int,
+    waits: Finding | None,
+    *,
+    even: int = 0,
+    pauses: bool = False,
+    told_of: int | None = None,
 ) -> int:
     """Ranks that are late in turn: how much of `waited` that explains, ns.
 
     With `pauses` only by what their hosts do that has a finding of its own. `even` ns of it are known to be
-    explained by what their work differs in.
+    explained by what their work differs in. The rank `told_of` has a finding of its own.
     """
     given = page.given
     group = late_together(given)
     ranks = max(1, len(given.steps))
     if group and max(group.more * (ranks - len(group.ranks)), even * ranks) >= EXPLAINED * waited * ranks:
-        told_together(page, group, waited, waits)
+        told_together(page, group, waited, waits, told_of=told_of)
         return waited
     found = turns(given)
     # The same rank in every step would be late as a rule, and arrive last.
