@@ -67,7 +67,7 @@ def _four_ranks() -> dict[str, Rows]:
     plot=Bars(x="name", y=("slowdown",)),
     examples=[
         Example(
-            "in step 2 ranks 2 and 3 compute 80 ms instead of 20: at the mean, 50, a step takes 40 and not 55",
+            "in step 2 ranks 2 and 3 compute 80 ms and not 20: at the mean, 50, a step takes 40 and not 55",
             given=_four_ranks(),
             expect=[
                 {"part": part, "name": name, "rank": rank, "stage": None, "own": own * MS, "even": even * MS}
