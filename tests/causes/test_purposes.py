@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 def job(kind: str, *, forward: bool = False, description: str = "", passes: int = 1, early: bool = False,
-        **more: Any) -> dict[str, Any]:  # fmt: skip
+        updates: bool = False, **more: Any) -> dict[str, Any]:  # fmt: skip
     """Steps of 1,000 ns whose last 400 (or first, in `forward`) are an operation that nothing hides."""
     groups = [{"name": "7", "description": description, "ranks": [0, 1]}] if description else []
     tables: dict[str, Any] = {
@@ -57,6 +57,9 @@ def job(kind: str, *, forward: bool = False, description: str = "", passes: int 
             for n in range(1, passes + 1)
             if passes > 1 or kind == "all-reduce"
         ]
+        if updates:
+            asked = {"start": sent - 20, "end": sent, "name": f"c10d::{kind}_", "phase": "optimizer"}
+            tables.setdefault("operators", []).append(asked)
     return tables
 
 
@@ -99,6 +102,14 @@ def exposed(folder: Path, kind: str, **how: Any) -> Finding:
         ("barrier", {"description": "DATA_PARALLEL_GROUP"}, "barriers", "Take the barriers out", "no_sync"),
         ("all-reduce", {"bytes_in": 4}, "single numbers or objects", "hundredth step", "no_sync"),
         ("broadcast", {"passes": 2}, "broadcasts", "broadcast_buffers=False", "no_sync"),
+        (
+            "broadcast",
+            {"passes": 2, "updates": True},
+            "broadcasts of weights that each rank has updated",
+            "parameters_as_bucket_view=True",
+            "broadcast_buffers",
+        ),
+        ("reduce", {"passes": 2}, "all of it: reductions of gradients", "no_sync()", "tensor"),
     ],
 )
 def test_advice_is_for_what_the_communication_is_for(

@@ -26,6 +26,7 @@ GRADIENTS, SHARDS, TENSOR, STAGES = "gradients", "shards", "tensor", "stages"
 EXPERTS, EXCHANGE = "experts", "exchange"
 RING, CONTEXT = "ring", "context"
 BARRIERS, BROADCASTS, REPLICAS, OTHER = "barriers", "broadcasts", "replicas", "other"
+UPDATED = "updated"
 VALUES = "values"
 # What each is called on the page.
 CALLED: Mapping[str, str] = {
@@ -39,6 +40,7 @@ CALLED: Mapping[str, str] = {
     CONTEXT: "context parallelism",
     BARRIERS: "barriers",
     BROADCASTS: "broadcasts",
+    UPDATED: "broadcasts of weights that each rank has updated in the optimizer's step",
     VALUES: "single numbers or objects that ranks tell each other, such as losses",
     REPLICAS: "weights and gradients of `DataParallel`, which one process sends between its GPUs",
 }
@@ -64,7 +66,7 @@ BY_KIND: Mapping[str, str] = {
 REDUCE = ("all-reduce", "reduce-scatter")
 ONE_NUMBER = 8  # bytes
 # What these are for is plain, in whatever group they run.
-BY_KIND_ALONE = (STAGES, BARRIERS, BROADCASTS)
+BY_KIND_ALONE = (STAGES, BARRIERS, BROADCASTS, UPDATED)
 # Of a group's bytes that all-reduces move, from which on those of the forward pass make it tensor parallel:
 # statistics and flags that a forward pass reduces are small.
 IN_FORWARD = 0.1
@@ -249,6 +251,8 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
         size=pl.max_horizontal("bytes_in", "bytes_out").fill_null(1),
         forward=_in_forward(trace, rows),
     )
+    if _brings_updates(trace):
+        known = known.with_columns(pl.col("kind").replace({BROADCASTS: UPDATED}))
     # Per group, as each of its ranks sees it.
     moved = pl.col("size").filter(pl.col("reduces"))
     forward = pl.col("size").filter(pl.col("reduces") & pl.col("forward"))
@@ -287,6 +291,16 @@ def _of_values(rows: pl.DataFrame) -> pl.Series:
     sizes = one & (kind == "all-gather")
     objects = (kind == "all-gather") & sizes.shift(1, fill_value=False).over(by, order_by="start")
     return rows.select(one | objects).to_series().fill_null(False)
+
+
+def _brings_updates(trace: Trace) -> bool:
+    """Whether most broadcasts are made in the optimizer's step, as by PyTorch's `ZeroRedundancyOptimizer`."""
+    operators = trace.table("operators")
+    if operators is None:
+        return False
+    broadcasts = operators.filter(pl.col("name").cast(pl.String).str.contains(r"^c10d::broadcast"))
+    updates = (pl.col("phase").cast(pl.String) == "optimizer").fill_null(False)
+    return bool(broadcasts.select(2 * updates.sum() > pl.len()).collect().item())
 
 
 def _tells_passes(trace: Trace) -> bool:
