@@ -16,6 +16,7 @@ from lostflops.causes.between_ranks.exposed import exposed_communication
 from lostflops.causes.page_findings import PageFindings
 from lostflops.causes.purposes import (
     Exposed,
+    _in_forward,  # pyright: ignore[reportPrivateUsage]
     _of_values,  # pyright: ignore[reportPrivateUsage]
 )
 from lostflops.finding import Finding, PredictedGain
@@ -201,6 +202,28 @@ def test_a_host_that_is_in_the_backward_pass_already_asked_for_it_in_the_forward
     page = lostflops.why(made(tmp_path, tables))
     (finding,) = (f for f in page.findings if f.name == "communication-exposed")
     assert "all of it: tensor parallelism" in finding.evidence
+
+
+def test_on_a_cpu_layers_reduce_between_a_product_and_the_backward_pass(tmp_path: Path) -> None:
+    """Nothing is launched there. What averages weights after a step comes before the next one's products."""
+    sent = {"kind": "all-reduce", "bytes_in": 4096, "group": "7 [0, 1]", "group_size": 2, "stream": 9}
+    work = [
+        {"start": at, "end": at + 9, "phase": phase, "family": "gemm", "thread": 1}
+        for at, phase in ((30, "forward"), (60, "backward"))
+    ]
+    trace = made(
+        tmp_path,
+        {
+            "ranks": [{"end": 100, "device_kind": "cpu", "world_size": 2}],
+            "steps": [{"step": 1, "start": 0, "end": 100}],
+            "kernels": work,
+            "operators": [{key: row[key] for key in ("start", "end", "phase", "thread")} for row in work],
+            "collectives": [sent | {"start": at, "arrival": at, "end": at + 5} for at in (5, 45, 80)],
+        },
+    )
+    rows = trace.table("collectives")
+    assert rows is not None
+    assert _in_forward(trace, rows.collect().sort("start")).to_list() == [False, True, False]
 
 
 def test_layers_reduce_in_the_forward_pass_of_each_micro_batch(tmp_path: Path) -> None:

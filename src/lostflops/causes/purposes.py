@@ -436,22 +436,24 @@ def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     """
     kernels, steps, operators = (trace.table(t) for t in ("kernels", "steps", "operators"))
     # The device gets to the forward pass when the host may be in the backward pass already.
-    asked = rows.select("rank", "correlation", asked="arrival")
+    asked, of_host = rows.select("rank", "correlation", asked="arrival"), False
     phase = pl.Series([None] * rows.height, dtype=pl.String)
     if kernels is not None:
-        launched = (
+        on_device = (
             kernels.filter(pl.col("family").cast(pl.String) == "communication")
             .select("rank", "correlation", "launch_start", phase=pl.col("phase").cast(pl.String))
-            .drop_nulls("correlation")
-            .unique(["rank", "correlation"])
             .collect()
         )
+        launched = on_device.drop_nulls("correlation").unique(["rank", "correlation"])
         told = asked.join(launched, on=["rank", "correlation"], how="left", maintain_order="left")
         phase = told["phase"]
         if not phase.null_count():
             return phase == "forward"
-        # What was launched before the recording says nothing of the pass that it is of.
-        asked = told.with_columns(asked=pl.coalesce("launch_start", pl.lit(LATEST)))
+        # What was launched before the recording says nothing of the pass that it is of. On a CPU nothing is
+        # launched: operations begin as they are asked for.
+        of_host = on_device.is_empty()
+        if not of_host:
+            asked = told.with_columns(asked=pl.coalesce("launch_start", pl.lit(LATEST)))
     known = (phase == "forward").fill_null(False)
     if operators is None or steps is None:
         return known
@@ -477,7 +479,23 @@ def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     )
     again = (pl.col("phase") == "forward") & (pl.col("start") < LATEST)
     before = at.select(((pl.col("start") < pl.col("backward")) | again).fill_null(False)).to_series()
+    if of_host and kernels is not None:
+        reduces = rows.filter(silent)["kind"].cast(pl.String).is_in(REDUCE)
+        before &= ~reduces | _after_a_product(kernels, opened, at)
     return known.scatter(silent.arg_true(), before)
+
+
+def _after_a_product(kernels: pl.LazyFrame, opened: pl.DataFrame, at: pl.DataFrame) -> pl.Series:
+    """Whether a matrix product of the forward pass begins in a step before each operation, by `_row`.
+
+    What averages weights after a step comes before all products of the next: it adds up no part of a layer.
+    """
+    phase, family = (pl.col(column).cast(pl.String) for column in ("phase", "family"))
+    products = kernels.filter(family == "gemm", phase == "forward").select("rank", "start").collect()
+    begun = intervals.in_order(products, "rank").with_columns(_product="start")
+    first = opened.join_asof(begun, on="start", by="rank", strategy="forward", check_sortedness=False)
+    each = at.join(first.select("rank", "step", "_product"), on=["rank", "step"], how="left").sort("_row")
+    return each.select((pl.col("start") > pl.col("_product")).fill_null(False)).to_series()
 
 
 def surely_waited(matches: pl.DataFrame, runs: pl.DataFrame, counted: pl.DataFrame) -> int:
