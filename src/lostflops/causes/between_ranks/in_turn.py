@@ -9,6 +9,7 @@ import polars as pl
 from lostflops.causes.given import COMMUNICATION, has_stages
 from lostflops.causes.longer_compute import (
     asks_alike,
+    asks_for_more_in_turn,
     no_more_to_do,
     slow_device,
     slower_compute,
@@ -97,7 +98,9 @@ def in_turn(
     if given.missing_ranks and waits is None:
         told = replace(told, doubt=LATER_STILL)
     told_by_kernels = found.account == "compute" and not same_work
-    slower = slower_compute(found.ranks[0], given) if told_by_kernels else None
+    # Sums over all steps do not tell what ranks do that are late in some of them each.
+    more = asks_for_more_in_turn(found.ranks, given) if told_by_kernels else ""
+    slower = (more, False) if more else slower_compute(found.ranks[0], given) if told_by_kernels else None
     if slower is not None and slower[1] and set(given.flops) >= set(given.steps):
         told = replace(told, next=slow_device(given), remedies=given.named("slow-device"))
         told = replace(told, evidence=(f"rank {found.ranks[0]}: {slower[0]}", *told.evidence))
