@@ -104,7 +104,11 @@ def in_turn(
     if slower is not None and slower[1] and set(given.flops) >= set(given.steps):
         told = replace(told, next=slow_device(given), remedies=given.named("slow-device"))
         told = replace(told, evidence=(f"rank {found.ranks[0]}: {slower[0]}", *told.evidence))
-    page.put(told if slower is None or slower[1] else uneven(told, found.ranks[0], slower[0], given))
+    if slower is not None and not slower[1]:
+        shared = uneven(told, found.ranks[0], slower[0], given)
+        # Those with less to do in all steps gain more than those that share it.
+        told = replace(shared, ns_per_step=max(shared.ns_per_step, told.ns_per_step if more else 0))
+    page.put(told)
     return waited
 
 
