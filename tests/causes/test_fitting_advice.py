@@ -10,6 +10,7 @@ import pytest
 from by_hand import DATA, EVEN, LAUNCHES, MS, PYTHON, WAITS, Rows, finding, given, page
 from lostflops.causes import findings
 from lostflops.causes.between_ranks.advice import for_one
+from lostflops.causes.between_ranks.in_turn import in_turn
 from lostflops.causes.copies import join_copies
 from lostflops.causes.page_findings import PageFindings
 from lostflops.recipes.idle.updates import UPDATES
@@ -126,6 +127,26 @@ def test_a_process_that_computes_longer_for_the_same_flops_of_each_step_has_no_m
     rows = [(rank, step, "compute", 150 - 50 * rank) for rank in range(2) for step in range(2)]
     told = replace(given(rows), beyond_least={0: beyond, 1: 0.0}, advice=asked_for, on_host=True)
     assert for_one(PageFindings(told), 0, "compute").text == asked
+
+
+def test_ranks_with_larger_batches_in_turn_have_more_work_whatever_they_have_in_all() -> None:
+    """Two ranks on CPUs, each with ten times the other's batch in one of two steps; in all they do alike."""
+    waits = "communication.wait"
+    rows = [
+        (rank, step, *part)
+        for rank in range(2)
+        for step in range(2)
+        for part in ((("compute", 100),) if rank == step else (("compute", 10), (waits, 90)))
+    ]
+    work = [(0, "gemm", "mm|[8]", 2, 120), (1, "gemm", "mm|[8]", 2, 100)]
+    known = replace(given(rows, work), flops={0: 11.0, 1: 11.0}, on_host=True, advice=asked_for)
+    for beyond, edit in ((9.0, "even-work"), (0.04, "")):
+        page = PageFindings(replace(known, beyond_least={0: beyond, 1: beyond}))
+        assert in_turn(page, 45, None) == 45
+        (found,) = page.all()
+        assert found.edit == edit
+        more = "rank 0: in one of the steps its operators ask for 10 times as many FLOPs as those of the rank"
+        assert any(fact.startswith(more) for fact in found.evidence) == bool(edit)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ from lostflops.causes.given import Given
 from lostflops.causes.idle.named import names_of
 from lostflops.causes.lateness import (
     SYNCHRONISING,
+    Even,
     _only_step,  # pyright: ignore[reportPrivateUsage]
     chain,
+    in_words,
     late_rank,
     names_beyond,
     stages,
@@ -635,6 +637,7 @@ STRAGGLERS = {
     "even": [60 * MS, *[None] * 5],
     "removal": [None, None, None, 0.7, None, 0.2],
     "since": [None, None, None, 2, None, None],
+    "steps": [3, *[None] * 5],
 }
 
 
@@ -652,10 +655,26 @@ def test_stages_are_those_of_the_ranks() -> None:
 def test_the_evidence_says_what_even_ranks_would_gain_and_since_when() -> None:
     _, gained, since = chain(late({DATA: 9 * MS}, 9 * MS), replayed())
     assert gained == (
-        "replayed with all work spread evenly over ranks a step takes 60.0 ms instead of 100 ms: "
+        "replayed with all work spread evenly over ranks the last rank is done with the 3 steps after 180 ms "
+        "instead of 300 ms: "
         "rank 1 alone is 70.0 % of the difference"
     )
     assert since == "it is late since step 2"
+
+
+def test_a_replayed_step_is_told_as_the_length_that_the_page_gives_it() -> None:
+    """Two ranks have two steps of 100 ns each; the last rank may be done later than that."""
+    known = by_hand.given([(rank, step, "compute", 100) for rank in range(2) for step in range(2)])
+
+    def told(own: int, even: int, steps: int) -> str:
+        return in_words(Even(own, even, steps), known).removeprefix(
+            "replayed with all work spread evenly over ranks "
+        )
+
+    assert told(100, 60, 2) == "a step takes 60 ns instead of 100 ns"
+    assert told(101, 50, 2) == "a step takes 50 ns instead of 100 ns"
+    assert told(102, 50, 2) == "the last rank is done with the 2 steps after 100 ns instead of 204 ns"
+    assert told(100, 60, 1) == "the last rank is done with the last step after 60 ns instead of 100 ns"
 
 
 def test_becoming_like_the_others_gains_at_most_what_each_can_give() -> None:

@@ -44,7 +44,7 @@ Row = tuple[int, int, str, int]
 
 def stragglers(*rows: dict[str, Any]) -> pl.DataFrame:
     kinds = {"part": pl.String, "rank": pl.Int64, "name": pl.String, "stage": pl.Int64, "own": pl.Int64,
-             "even": pl.Int64, "removal": pl.Float64, "since": pl.Int64}  # fmt: skip
+             "even": pl.Int64, "removal": pl.Float64, "since": pl.Int64, "steps": pl.Int64}  # fmt: skip
     return pl.DataFrame([dict.fromkeys(kinds) | row for row in rows], kinds)
 
 
@@ -138,8 +138,11 @@ def test_a_replay_says_of_a_rank_what_it_alone_is_or_of_the_slowest() -> None:
 def test_a_replays_step_is_that_of_the_job() -> None:
     stage, unknown = {"part": "stage", "own": 9, "even": 8}, {"part": "job", "own": 7}
     first, second = {"part": "job", "own": 100, "even": 60}, {"part": "job", "own": 30, "even": 20}
-    assert replayed_even(given([], stragglers=stragglers(stage, unknown, first, second))) == (100, 60)
-    assert replayed_even(given([], stragglers=stragglers(stage, unknown, {"part": "job", "even": 7}))) is None
+    found = replayed_even(given([], stragglers=stragglers(stage, unknown, first, second)))
+    assert found is not None and (found.own, found.even) == (100, 60)
+    found = (
+        replayed_even(given([], stragglers=stragglers(stage, unknown, {"part": "job", "even": 7}))) is None
+    )
     assert replayed_even(given([])) is None
 
 
@@ -462,8 +465,8 @@ def test_transfers_that_begin_late_count_of_two_ranks_and_not_where_all_of_it_is
 def evidence(**of: Any) -> list[str]:
     table = {"last": 3, "collectives": 4}
     told = Late(1, 10 * MS, 9, Excess(1, {DATA: 9 * MS}, (), 9 * MS), None, 3, 0, False, table, 1, 1)
-    rows = [{"part": "job", "own": 100 * MS, "even": 60 * MS}, {"part": "rank", "rank": 1} | of]
-    return list(chain(told, given([], stragglers=stragglers(*rows))))[1:]
+    rows = [{"part": "job", "own": 100 * MS, "even": 60 * MS, "steps": 1}, {"part": "rank", "rank": 1} | of]
+    return list(chain(told, given([(0, 0, "compute", 100 * MS)], stragglers=stragglers(*rows))))[1:]
 
 
 @pytest.mark.parametrize(

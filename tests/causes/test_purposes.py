@@ -16,6 +16,7 @@ from lostflops.causes.between_ranks.exposed import exposed_communication
 from lostflops.causes.page_findings import PageFindings
 from lostflops.causes.purposes import (
     Exposed,
+    _in_forward,  # pyright: ignore[reportPrivateUsage]
     _of_values,  # pyright: ignore[reportPrivateUsage]
 )
 from lostflops.finding import Finding, PredictedGain
@@ -31,7 +32,7 @@ Row = dict[str, Any]
 
 
 def job(kind: str, *, forward: bool = False, description: str = "", passes: int = 1, early: bool = False,
-        **more: Any) -> dict[str, Any]:  # fmt: skip
+        updates: bool = False, **more: Any) -> dict[str, Any]:  # fmt: skip
     """Steps of 1,000 ns whose last 400 (or first, in `forward`) are an operation that nothing hides."""
     groups = [{"name": "7", "description": description, "ranks": [0, 1]}] if description else []
     tables: dict[str, Any] = {
@@ -57,6 +58,9 @@ def job(kind: str, *, forward: bool = False, description: str = "", passes: int 
             for n in range(1, passes + 1)
             if passes > 1 or kind == "all-reduce"
         ]
+        if updates:
+            asked = {"start": sent - 20, "end": sent, "name": f"c10d::{kind}_", "phase": "optimizer"}
+            tables.setdefault("operators", []).append(asked)
     return tables
 
 
@@ -99,6 +103,14 @@ def exposed(folder: Path, kind: str, **how: Any) -> Finding:
         ("barrier", {"description": "DATA_PARALLEL_GROUP"}, "barriers", "Take the barriers out", "no_sync"),
         ("all-reduce", {"bytes_in": 4}, "single numbers or objects", "hundredth step", "no_sync"),
         ("broadcast", {"passes": 2}, "broadcasts", "broadcast_buffers=False", "no_sync"),
+        (
+            "broadcast",
+            {"passes": 2, "updates": True},
+            "broadcasts of weights that each rank has updated",
+            "parameters_as_bucket_view=True",
+            "broadcast_buffers",
+        ),
+        ("reduce", {"passes": 2}, "all of it: reductions of gradients", "no_sync()", "tensor"),
     ],
 )
 def test_advice_is_for_what_the_communication_is_for(
@@ -190,6 +202,28 @@ def test_a_host_that_is_in_the_backward_pass_already_asked_for_it_in_the_forward
     page = lostflops.why(made(tmp_path, tables))
     (finding,) = (f for f in page.findings if f.name == "communication-exposed")
     assert "all of it: tensor parallelism" in finding.evidence
+
+
+def test_on_a_cpu_layers_reduce_between_a_product_and_the_backward_pass(tmp_path: Path) -> None:
+    """Nothing is launched there. What averages weights after a step comes before the next one's products."""
+    sent = {"kind": "all-reduce", "bytes_in": 4096, "group": "7 [0, 1]", "group_size": 2, "stream": 9}
+    work = [
+        {"start": at, "end": at + 9, "phase": phase, "family": "gemm", "thread": 1}
+        for at, phase in ((30, "forward"), (60, "backward"))
+    ]
+    trace = made(
+        tmp_path,
+        {
+            "ranks": [{"end": 100, "device_kind": "cpu", "world_size": 2}],
+            "steps": [{"step": 1, "start": 0, "end": 100}],
+            "kernels": work,
+            "operators": [{key: row[key] for key in ("start", "end", "phase", "thread")} for row in work],
+            "collectives": [sent | {"start": at, "arrival": at, "end": at + 5} for at in (5, 45, 80)],
+        },
+    )
+    rows = trace.table("collectives")
+    assert rows is not None
+    assert _in_forward(trace, rows.collect().sort("start")).to_list() == [False, True, False]
 
 
 def test_layers_reduce_in_the_forward_pass_of_each_micro_batch(tmp_path: Path) -> None:
@@ -341,7 +375,7 @@ def test_an_all_gather_is_named_by_what_it_brings_together_and_its_bandwidth_is_
     """Each of two ranks gives 2 MB, and both have 4 MB in 400 ns."""
     found = of_both(tmp_path, job("all-gather", bytes_in=2_000_000, bytes_out=None))
     assert found.contributors == ("all-gather of 4 MB 400 ns",)
-    assert "all-gathers among 2 ranks reach 5,000 GB/s of bus bandwidth" in found.evidence
+    assert found.evidence[1].startswith("all-gathers among 2 ranks reach 5,000 GB/s of bus bandwidth: both ")
 
 
 @pytest.mark.parametrize("group", ["7 [0, 1]", None])  # an Nsight export without payloads names none

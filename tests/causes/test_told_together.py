@@ -58,15 +58,15 @@ def pairs(ns: int) -> pl.DataFrame:
 
 def in_stages(*stages: int) -> pl.DataFrame:
     kinds = {"part": pl.String, "rank": pl.Int64, "name": pl.String, "stage": pl.Int64, "own": pl.Int64,
-             "even": pl.Int64, "removal": pl.Float64}  # fmt: skip
+             "even": pl.Int64, "removal": pl.Float64, "steps": pl.Int64}  # fmt: skip
     rows = [{"part": "rank", "rank": rank, "stage": stage} for rank, stage in enumerate(stages)]
     return pl.DataFrame([dict.fromkeys(kinds) | row for row in rows], kinds)
 
 
 def replayed(own: int, even: int) -> pl.DataFrame:
     return in_stages().vstack(
-        pl.DataFrame([dict.fromkeys(in_stages().columns) | {"part": "job", "own": own, "even": even}],
-                     in_stages().schema)
+        pl.DataFrame([dict.fromkeys(in_stages().columns)
+                      | {"part": "job", "own": own, "even": even, "steps": 2}], in_stages().schema)
     )  # fmt: skip
 
 
@@ -201,12 +201,13 @@ def told(
     waited: int = 2 * MS,
     longer: int = 0,
     waits: Finding | None = None,
+    told_of: int | None = None,
     **known: Any,
 ) -> Finding:
     page = knowing(rows, *findings, **known)
     group = late_together(page.given)
     assert group is not None
-    told_together(page, group, waited, waits, *([longer] if longer else []))
+    told_together(page, group, waited, waits, *([longer] if longer else []), told_of=told_of)
     (found,) = page.all()
     return found
 
@@ -411,8 +412,23 @@ def test_ranks_that_are_late_for_causes_of_their_own_are_told_with_each() -> Non
     loading, saving = found.next.split(f" {EVEN_OUT} ")
     assert loading.startswith("On rank 5: give the loader") and saving.startswith("On rank 7: ")
     assert (found.edit, found.accounts, found.remedies) == ("even-ranks:5+6+7", (WAIT, DATA), ())
-    assert found.evidence == ("as long as one of them is late, the others gain nothing",)
+    assert found.evidence == (
+        "as long as one of them is late, ranks wait for that one: all of them have to change",
+    )
     assert (found.size, found.ns_per_step) == (6_400_000, 10 * MS)
+
+
+def test_a_rank_late_beside_one_that_is_told_already_is_told_alone() -> None:
+    rows = apart(DATA, SAVING)
+    found = told(rows, waited=4 * MS, told_of=5)
+    assert found.claim == (
+        "The others wait 5.60 ms per step (6.2 %) for rank 6, which has 10.0 ms of checkpoints or logging in "
+        "nearly every step."
+    )
+    assert (found.edit, found.accounts) == ("even-ranks:6", (WAIT, SAVING))
+    assert found.evidence == ("as long as rank 5 is late, ranks wait for that one: it has to change, too",)
+    # Stages pass lateness on, so that each gains by itself.
+    assert told(rows, waited=4 * MS, told_of=5, communication_wait=pairs(1)).evidence == ()
 
 
 def test_three_ranks_with_causes_of_their_own_are_told_and_no_fourth() -> None:

@@ -152,6 +152,7 @@ def test_the_first_page_says_how_the_recorded_steps_compare(tmp_path: Path) -> N
     ) in shown.notes
     (absent,) = [f for f in shown.findings if f.name == "ranks-never-reported"]
     assert absent.claim == "2 of 3 ranks never finished a step that was seen: 1, 2."
+    assert absent.evidence == ("1 rank has a step log",) and "parameter server" in absent.next
     (folder / "node-0000" / "steps-00001-a0.jsonl").write_text(log(1, 3))
     table = lostflops.open(folder).table("step_log")
     assert table is not None and table.collect().height == 43, "a log that grows is read again"

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import lostflops
 from kineto_files import Event, call, head, kernel, operator, span, step, trace, written
-from lostflops.replay.whatif import PredictedStep, Replay
+from lostflops.replay.step_times import StepPoints
+from lostflops.replay.whatif import PredictedStep, Replay, gained_apart
 from lostflops.session import Session
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -84,6 +85,20 @@ def test_a_loader_hidden_behind_the_device_gains_nothing(tmp_path: Path) -> None
     assert found.trust.trusted, found.trust.reason
     assert gain(found, "loader=0ms") < 0.01 * found.trust.measured_ns
     assert gain(found, "faster:gemm=2") > 0.2 * found.trust.measured_ns
+
+
+def test_what_one_rank_gains_at_an_end_of_the_recording_all_or_none_may_gain() -> None:
+    """Three steps of two ranks. Ranks that never meet have gains of their own, in every step."""
+    none = np.zeros(6, np.int64)
+    steps = StepPoints(np.repeat([0, 1], 3), np.tile([4, 5, 6], 2), *(none,) * 5)
+
+    def told(*gain: int) -> tuple[float, ...]:
+        return gained_apart(steps, np.array(gain))
+
+    assert told(0, 0, 0, 60, 0, 0) == told(0, 0, 0, 0, 0, 60) == (0, 20)
+    assert told(0, 60, 0, 60, 0, 60) == (20, 40)  # rank 0 waits a step later
+    assert told(30, 30, 30, 30, 30, 30) == (30, 30)
+    assert told(60, 60, 60, 0, 0, 0) == ()
 
 
 def test_without_correlation_nothing_is_predicted(tmp_path: Path) -> None:

@@ -216,6 +216,7 @@ CASES: Mapping[str, Recommended] = {
             ("context", ("earlier-exchange",), ()),
             ("barriers", ("fewer-barriers",), ()),
             ("broadcasts", ("fewer-broadcasts",), ()),
+            ("updated", ("weights-in-buckets",), ()),
             ("values", ("fewer-values",), ()),
             ("replicas", ("one-process-per-gpu",), ()),
         )

@@ -30,6 +30,7 @@ from .declared import remedies
 from .names import bytes_of
 from .purposes import (
     CALLED,
+    GRADIENTS,
     RING,
     STAGES,
     main_purpose,
@@ -279,7 +280,10 @@ def exposed_for(given: Given) -> Iterator[str]:
     purpose, whole = main_purpose(given.purposes), sum(given.purposes.values())
     if purpose:
         share = "all" if given.purposes[purpose] == whole else percent(given.purposes[purpose], whole)
-        yield f"{share} of it: {CALLED[purpose]}"
+        said = CALLED[purpose]
+        if purpose == GRADIENTS and not any(name.startswith("all-reduce") for name in given.operations):
+            said = said.replace("all-reduces", "reductions", 1)  # each to one rank
+        yield f"{share} of it: {said}"
 
 
 def exposed_operations(given: Given) -> Iterator[tuple[str, int]]:

@@ -11,7 +11,7 @@ for most of the waiting, and the late one is told by waiting least.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -56,6 +56,8 @@ PASSED_ON = 0.03  # of the step, from which on waiting least tells a late rank t
 ALONE = 0.8  # of what even ranks gain, from which on it is one rank that is late
 VARIES = 1.25  # times its least lateness in a step: that of a rank whose batches are uneven
 NEARLY_ALL = 0.9  # of exposed copies, that checkpoints make
+AS_LONG = 0.01  # of the step, by which a replayed one may differ from it and be called the same
+SPREAD = "replayed with all work spread evenly over ranks"
 SLOW_LINK = "slow-link"
 COPY, TRANSFER = "copy", "communication.transfer"
 
@@ -85,11 +87,12 @@ def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
     if excess is None or excess.ns < OWN_SHARE * lead:
         return None
     # Collectives that follow each other on a stream begin together, however early a rank was ready for each:
-    # by how much the last comes after the next to last adds up to more than the ranks' steps can shorten.
+    # by how much the last comes after the next to last adds up to more than the ranks' steps can shorten, and
+    # to more than the rank has to do.
     others = [waiting for rank, (_, waiting) in spent(given).items() if rank != worst["rank"]]
     explains = max(worst["per_step"] or 0, given.waited_for(worst["rank"]), _all_waiting(given, excess))
     most = explains * ranks // (ranks - 1)
-    saved, passed_on = min([lead, *others]), min(most, excess.ns)
+    saved, passed_on = min([lead, excess.ns, *others]), min(most, excess.ns)
     if has_stages(given) and 2 * saved < passed_on:  # the next to last is late for it, too
         saved = min([passed_on, *others])
     # Who never waits is no sooner done because another comes earlier, whatever it transfers.
@@ -176,18 +179,28 @@ def _alone(rank: int, given: Given) -> float | None:
     return float(shares[0]) if shares else None
 
 
-def replayed_even(given: Given) -> tuple[int, int] | None:
-    """A mean step as a replay has it, and with even ranks, ns; None where there is no such replay."""
+@dataclass(frozen=True)
+class Even:
+    """A step as a replay of the last `steps` has it, and with even ranks, ns, from where the last rank begins
+    to where the last one ends."""
+
+    own: int
+    even: int
+    steps: int
+
+
+def replayed_even(given: Given) -> Even | None:
+    """What ranks would gain that all do the mean of what they do now; None where there is no such replay."""
     table = given.table("stragglers")
     job = None if table is None else table.filter(pl.col("part") == "job").drop_nulls(["own", "even"])
-    return None if job is None or job.is_empty() else (int(job["own"][0]), int(job["even"][0]))
+    return None if job is None or job.is_empty() else Even(*job.select("own", "even", "steps").row(0))
 
 
 def explained_by_work(given: Given) -> int:
     """How much of what ranks wait in a mean step uneven work explains, ns: what even ranks gain, or, where no
     replay knows, by how much the rank with most of its own exceeds the mean."""
     steps = replayed_even(given)
-    return max(steps[0] - steps[1] if steps else 0, explained_by_own(given))
+    return max(steps.own - steps.even if steps else 0, explained_by_own(given))
 
 
 def stages(given: Given) -> Mapping[int, tuple[int, ...]]:
@@ -372,7 +385,7 @@ def _replayed(late: Late, given: Given) -> Iterator[str]:
     if steps is None or share is None or table is None or len(given.meeting) > 1:
         return  # ranks that never meet are evened out as well
     whole = "all" if share > ALL_OF_IT else percent(share, 1)
-    yield f"{in_words(steps)}: rank {late.rank} alone is {whole} of the difference"
+    yield f"{in_words(steps, given)}: rank {late.rank} alone is {whole} of the difference"
     mine = table.filter(part="rank", rank=late.rank)
     since = mine["since"][0] if mine.height else None
     if since is not None and not late_when(late, given) and not _late_before(since, late, given):
@@ -388,10 +401,17 @@ def _late_before(step: int, late: Late, given: Given) -> bool:
     return isinstance(before, float) and isinstance(after, float) and before > BEFORE * after
 
 
-def in_words(steps: tuple[int, int]) -> str:
-    """What ranks would gain that all do the mean of what they do now, of a step as it is and with them."""
-    own, even = map(milliseconds, steps)
-    return f"replayed with all work spread evenly over ranks a step takes {even} instead of {own}"
+def in_words(replayed: Even, given: Given) -> str:
+    """What ranks would gain that all do the mean of what they do now: of a step as the page has it, or, where
+    that is not what was replayed, of all the steps that were."""
+    step, whole = given.mean_step, replayed.steps * len(given.steps) == given.num_steps
+    if whole and abs(replayed.own - step) <= AS_LONG * step:
+        even, own = milliseconds(step * replayed.even / replayed.own), milliseconds(step)
+        return f"{SPREAD} a step takes {even} instead of {own}"
+    even, own = (milliseconds(ns * replayed.steps) for ns in (replayed.even, replayed.own))
+    some = "the" if whole else "the last"
+    some += " step" if replayed.steps == 1 else f" {replayed.steps} steps"
+    return f"{SPREAD} the last rank is done with {some} after {even} instead of {own}"
 
 
 def _without_core(late: Late, given: Given) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import polars as pl
@@ -323,6 +323,18 @@ def asks_alike(given: Given) -> bool:
     """Whether the operators of all ranks ask for as many FLOPs per step, as far as their shapes tell."""
     each = [given.flops[rank] / steps for rank, steps in given.steps.items() if rank in given.flops]
     return len(each) == len(given.steps) and 0 < max(each) <= (1 + SAME_FLOPS) * min(each)
+
+
+def asks_for_more_in_turn(ranks: Sequence[int], given: Given) -> str:
+    """How the first of ranks that compute longer in turn has more to do in a step; empty where one has
+    no more than the others in any, as far as shapes tell."""
+    each = [given.beyond_least.get(rank, 0.0) for rank in ranks]
+    if not each or min(each) <= ALIKE:
+        return ""
+    return (
+        f"in one of the steps its operators ask for {_times(1 + each[0])} times as many FLOPs as those of "
+        "the rank that asks for least: it has more work"
+    )
 
 
 def no_more_to_do(given: Given, longer: int) -> bool:

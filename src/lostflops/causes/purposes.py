@@ -26,6 +26,7 @@ GRADIENTS, SHARDS, TENSOR, STAGES = "gradients", "shards", "tensor", "stages"
 EXPERTS, EXCHANGE = "experts", "exchange"
 RING, CONTEXT = "ring", "context"
 BARRIERS, BROADCASTS, REPLICAS, OTHER = "barriers", "broadcasts", "replicas", "other"
+UPDATED = "updated"
 VALUES = "values"
 # What each is called on the page.
 CALLED: Mapping[str, str] = {
@@ -39,6 +40,7 @@ CALLED: Mapping[str, str] = {
     CONTEXT: "context parallelism",
     BARRIERS: "barriers",
     BROADCASTS: "broadcasts",
+    UPDATED: "broadcasts of weights that each rank has updated in the optimizer's step",
     VALUES: "single numbers or objects that ranks tell each other, such as losses",
     REPLICAS: "weights and gradients of `DataParallel`, which one process sends between its GPUs",
 }
@@ -64,7 +66,7 @@ BY_KIND: Mapping[str, str] = {
 REDUCE = ("all-reduce", "reduce-scatter")
 ONE_NUMBER = 8  # bytes
 # What these are for is plain, in whatever group they run.
-BY_KIND_ALONE = (STAGES, BARRIERS, BROADCASTS)
+BY_KIND_ALONE = (STAGES, BARRIERS, BROADCASTS, UPDATED)
 # Of a group's bytes that all-reduces move, from which on those of the forward pass make it tensor parallel:
 # statistics and flags that a forward pass reduces are small.
 IN_FORWARD = 0.1
@@ -249,6 +251,8 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
         size=pl.max_horizontal("bytes_in", "bytes_out").fill_null(1),
         forward=_in_forward(trace, rows),
     )
+    if _brings_updates(trace):
+        known = known.with_columns(pl.col("kind").replace({BROADCASTS: UPDATED}))
     # Per group, as each of its ranks sees it.
     moved = pl.col("size").filter(pl.col("reduces"))
     forward = pl.col("size").filter(pl.col("reduces") & pl.col("forward"))
@@ -287,6 +291,16 @@ def _of_values(rows: pl.DataFrame) -> pl.Series:
     sizes = one & (kind == "all-gather")
     objects = (kind == "all-gather") & sizes.shift(1, fill_value=False).over(by, order_by="start")
     return rows.select(one | objects).to_series().fill_null(False)
+
+
+def _brings_updates(trace: Trace) -> bool:
+    """Whether most broadcasts are made in the optimizer's step, as by PyTorch's `ZeroRedundancyOptimizer`."""
+    operators = trace.table("operators")
+    if operators is None:
+        return False
+    broadcasts = operators.filter(pl.col("name").cast(pl.String).str.contains(r"^c10d::broadcast"))
+    updates = (pl.col("phase").cast(pl.String) == "optimizer").fill_null(False)
+    return bool(broadcasts.select(2 * updates.sum() > pl.len()).collect().item())
 
 
 def _tells_passes(trace: Trace) -> bool:
@@ -422,22 +436,24 @@ def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     """
     kernels, steps, operators = (trace.table(t) for t in ("kernels", "steps", "operators"))
     # The device gets to the forward pass when the host may be in the backward pass already.
-    asked = rows.select("rank", "correlation", asked="arrival")
+    asked, of_host = rows.select("rank", "correlation", asked="arrival"), False
     phase = pl.Series([None] * rows.height, dtype=pl.String)
     if kernels is not None:
-        launched = (
+        on_device = (
             kernels.filter(pl.col("family").cast(pl.String) == "communication")
             .select("rank", "correlation", "launch_start", phase=pl.col("phase").cast(pl.String))
-            .drop_nulls("correlation")
-            .unique(["rank", "correlation"])
             .collect()
         )
+        launched = on_device.drop_nulls("correlation").unique(["rank", "correlation"])
         told = asked.join(launched, on=["rank", "correlation"], how="left", maintain_order="left")
         phase = told["phase"]
         if not phase.null_count():
             return phase == "forward"
-        # What was launched before the recording says nothing of the pass that it is of.
-        asked = told.with_columns(asked=pl.coalesce("launch_start", pl.lit(LATEST)))
+        # What was launched before the recording says nothing of the pass that it is of. On a CPU nothing is
+        # launched: operations begin as they are asked for.
+        of_host = on_device.is_empty()
+        if not of_host:
+            asked = told.with_columns(asked=pl.coalesce("launch_start", pl.lit(LATEST)))
     known = (phase == "forward").fill_null(False)
     if operators is None or steps is None:
         return known
@@ -463,7 +479,23 @@ def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     )
     again = (pl.col("phase") == "forward") & (pl.col("start") < LATEST)
     before = at.select(((pl.col("start") < pl.col("backward")) | again).fill_null(False)).to_series()
+    if of_host and kernels is not None:
+        reduces = rows.filter(silent)["kind"].cast(pl.String).is_in(REDUCE)
+        before &= ~reduces | _after_a_product(kernels, opened, at)
     return known.scatter(silent.arg_true(), before)
+
+
+def _after_a_product(kernels: pl.LazyFrame, opened: pl.DataFrame, at: pl.DataFrame) -> pl.Series:
+    """Whether a matrix product of the forward pass begins in a step before each operation, by `_row`.
+
+    What averages weights after a step comes before all products of the next: it adds up no part of a layer.
+    """
+    phase, family = (pl.col(column).cast(pl.String) for column in ("phase", "family"))
+    products = kernels.filter(family == "gemm", phase == "forward").select("rank", "start").collect()
+    begun = intervals.in_order(products, "rank").with_columns(_product="start")
+    first = opened.join_asof(begun, on="start", by="rank", strategy="forward", check_sortedness=False)
+    each = at.join(first.select("rank", "step", "_product"), on=["rank", "step"], how="left").sort("_row")
+    return each.select((pl.col("start") > pl.col("_product")).fill_null(False)).to_series()
 
 
 def surely_waited(matches: pl.DataFrame, runs: pl.DataFrame, counted: pl.DataFrame) -> int:

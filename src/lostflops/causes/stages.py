@@ -134,7 +134,7 @@ def of_slow_stage(found: Finding, slow: SlowStage, given: Given) -> Finding:
         found,
         claim=f"{slow.says()} {found.claim}",
         ns_per_step=max(found.ns_per_step, shared_at_most(given), like_others_at_most(given, *slow.ranks)),
-        evidence=(*facts, *([in_words(even)] if even else []), *found.evidence),
+        evidence=(*facts, *([in_words(even, given)] if even else []), *found.evidence),
         next=on_ranks(called(slow.ranks), slow_device(given)) if why and why[1] else found.next,
         rank=first,
         # Layers that move off a stage are computed by the others; what a slow device does is not.

@@ -131,7 +131,7 @@ def join_waiting(page: PageFindings) -> None:
     if late is not None and page.reaches(left, WAITS_FROM):
         left -= for_ranks(page, left, waits, late.rank)
     if page.reaches(left, WAITS_FROM):
-        left -= in_turn(page, left, waits, even=by_work)
+        left -= in_turn(page, left, waits, even=by_work, told_of=late.rank if late else None)
     if page.reaches(left, WAITS_FROM):
         left -= for_ranks(page, left, waits, late.rank if late else None) or within_steps(page, left, waits)
     if left > moving and waits is not None and page.reaches(left, WAITS_FROM):

@@ -19,7 +19,7 @@ from .edits.on_host.again import computed_again
 from .graph import NEVER, Graph
 from .modules import module_at
 from .recorded import RecordedJob, recorded
-from .step_times import step_points
+from .step_times import StepPoints, step_points
 from .trust import Trust, trust
 
 Ask = Callable[[str], pl.DataFrame | None]
@@ -28,6 +28,7 @@ Ask = Callable[[str], pl.DataFrame | None]
 
 UNSURE = 0.10  # of a gain, by which predictions of simulated jobs are off in one of ten: benchmarks/README.md
 SHORTER = 0.01  # a share of a step that an edit has to take off the others for the first to be like them
+ONE_STEP = 1.5  # times what ranks gain unlike in one step, that they do in all where they keep in step
 STEADY = 3  # steps from which on what lies before them is changed with them
 
 
@@ -107,7 +108,7 @@ class Replay:
             for lengths in self._lengths(made):
                 # Where its guesses were left out, what an edit would remove of them stays out.
                 whole, settled = self._means(unchanged, lengths)
-                gains += [now - settled, now - whole]
+                gains += [now - settled, now - whole, *gained_apart(steps, unchanged - lengths)]
             if any(each.may_gain_nothing for each in made.edits):
                 gains.append(0.0)
         predicted = measured - gains[0]
@@ -281,6 +282,23 @@ class _Made:
     edits: list[Edited]
     removed: int
     doubts: list[str]
+
+
+def gained_apart(steps: StepPoints, gain: Int) -> tuple[float, ...]:
+    """What the ranks gain of a mean step that gain least and most, ns, where that differs by an end.
+
+    Ranks that keep in step gain alike in the long run, however unlike in the first and the last step of a
+    recording: what a rank does at its end nobody waits for any more. Ranks that never meet gain unlike in
+    every step.
+    """
+    number, rank = (np.unique(of, return_inverse=True)[1] for of in (steps.step, steps.rank))
+    each = np.zeros((number.max() + 1, rank.max() + 1))
+    each[number, rank] = gain
+    whole, most = each.sum(axis=0), np.ptp(each, axis=1).max()
+    counts = np.bincount(rank)
+    if np.ptp(counts) or np.ptp(whole) > ONE_STEP * most:
+        return ()
+    return float(whole.min()) / counts[0], float(whole.max()) / counts[0]
 
 
 def _numbered(edges: Edges, own: int, first: int) -> Edges:

@@ -135,8 +135,7 @@ def exposed_communication(
                 *_waited_in_them(awaited, moving + waited),
                 *((untold,) if untold else ()),
                 *_side_by_side(page, base, moving + waited, delayed, awaited),
-                *_reached(given),
-                *_nothing_to_compare(page, moving - unknown),
+                *_how_fast(page, moving - unknown),
                 *(() if elsewhere else base.evidence),
                 *(f.claim.rstrip(".") for f in network[:2]),
             ),
@@ -241,6 +240,15 @@ def _side_by_side(
         yield f"these add up to {milliseconds(named - cost - late)} more, as some run at the same time"
 
 
+def _how_fast(page: PageFindings, moving: int) -> Iterator[str]:
+    """The bandwidth that was reached, and, in one fact, that no other ranks' can be compared with it."""
+    reached, alone = [*_reached(page.given)], [*_nothing_to_compare(page, moving)]
+    if reached and alone:
+        yield f"{reached[0]}: {alone[0]}"
+    else:
+        yield from (*reached, *alone)
+
+
 def _reached(given: Given) -> Iterator[str]:
     """The bandwidth of the kind of operation that is exposed for longest, at the size of most of its time."""
     table = given.table("communication_summary")
@@ -272,8 +280,8 @@ def _nothing_to_compare(page: PageFindings, moving: int) -> Iterator[str]:
     if ranks > 1 and not compared and len(sizes) and sizes.null_count() == 0 and (sizes == ranks).all():
         who = "both" if ranks == 2 else f"all {ranks}"
         yield (
-            f"{who} ranks take part in each {most}, so whether one link is slow is not known from this: "
-            "`lostflops bench collectives` measures them"
+            f"{who} ranks take part in each {most}, so only `lostflops bench collectives` tells whether a "
+            "link is slow"
         )
 
 

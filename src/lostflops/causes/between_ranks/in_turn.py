@@ -9,6 +9,7 @@ import polars as pl
 from lostflops.causes.given import COMMUNICATION, has_stages
 from lostflops.causes.longer_compute import (
     asks_alike,
+    asks_for_more_in_turn,
     no_more_to_do,
     slow_device,
     slower_compute,
@@ -35,18 +36,24 @@ MAIN_SHARE = 0.5  # of a rank's lateness, that one account holds
 
 
 def in_turn(
-    page: PageFindings, waited: int, waits: Finding | None, *, even: int = 0, pauses: bool = False
+    page: PageFindings,
+    waited: int,
+    waits: Finding | None,
+    *,
+    even: int = 0,
+    pauses: bool = False,
+    told_of: int | None = None,
 ) -> int:
     """Ranks that are late in turn: how much of `waited` that explains, ns.
 
     With `pauses` only by what their hosts do that has a finding of its own. `even` ns of it are known to be
-    explained by what their work differs in.
+    explained by what their work differs in. The rank `told_of` has a finding of its own.
     """
     given = page.given
     group = late_together(given)
     ranks = max(1, len(given.steps))
     if group and max(group.more * (ranks - len(group.ranks)), even * ranks) >= EXPLAINED * waited * ranks:
-        told_together(page, group, waited, waits)
+        told_together(page, group, waited, waits, told_of=told_of)
         return waited
     found = turns(given)
     # The same rank in every step would be late as a rule, and arrive last.
@@ -91,11 +98,17 @@ def in_turn(
     if given.missing_ranks and waits is None:
         told = replace(told, doubt=LATER_STILL)
     told_by_kernels = found.account == "compute" and not same_work
-    slower = slower_compute(found.ranks[0], given) if told_by_kernels else None
+    # Sums over all steps do not tell what ranks do that are late in some of them each.
+    more = asks_for_more_in_turn(found.ranks, given) if told_by_kernels else ""
+    slower = (more, False) if more else slower_compute(found.ranks[0], given) if told_by_kernels else None
     if slower is not None and slower[1] and set(given.flops) >= set(given.steps):
         told = replace(told, next=slow_device(given), remedies=given.named("slow-device"))
         told = replace(told, evidence=(f"rank {found.ranks[0]}: {slower[0]}", *told.evidence))
-    page.put(told if slower is None or slower[1] else uneven(told, found.ranks[0], slower[0], given))
+    if slower is not None and not slower[1]:
+        shared = uneven(told, found.ranks[0], slower[0], given)
+        # Those with less to do in all steps gain more than those that share it.
+        told = replace(shared, ns_per_step=max(shared.ns_per_step, told.ns_per_step if more else 0))
+    page.put(told)
     return waited
 
 

@@ -84,15 +84,22 @@ def _group(given: Given) -> LateTogether | None:
 
 
 def told_together(
-    page: PageFindings, group: LateTogether, waited: int, waits: Finding | None, longer: int = 0
+    page: PageFindings,
+    group: LateTogether,
+    waited: int,
+    waits: Finding | None,
+    longer: int = 0,
+    *,
+    told_of: int | None = None,
 ) -> None:
     """Several ranks are late in nearly every step, such as those of one node.
 
-    `longer` is how much longer they make a step, ns, where that is surely more than is waited for them.
+    `longer` is how much longer they make a step, ns, where that is surely more than is waited for them. The
+    rank `told_of` has a finding of its own.
     """
     given = page.given
     if group.apart:
-        _each_apart(page, group, waited, waits)
+        _each_apart(page, group, waited, waits, told_of)
         return
     ranks, others = len(given.steps), _by_the_others(given, group, waited)
     same = page.about(group.account)
@@ -169,45 +176,56 @@ def _by_the_others(given: Given, group: LateTogether, waited: int) -> int:
     return min(each, most) if most else each
 
 
-def _each_apart(page: PageFindings, group: LateTogether, waited: int, waits: Finding | None) -> None:
-    """Several ranks are late in every step, each for a cause of its own: to mend one alone gains little."""
+def _each_apart(
+    page: PageFindings, group: LateTogether, waited: int, waits: Finding | None, told_of: int | None
+) -> None:
+    """Several ranks are late in every step, each for a cause of its own: to mend one alone gains little, but
+    where stages pass lateness on."""
     given = page.given
-    for _, account, ns in group.apart:
+    apart = tuple(each for each in group.apart if each[0] != told_of)
+    ranks = tuple(rank for rank, *_ in apart)
+    for _, account, ns in apart:
         member = page.about(account)
         if member is not None and ns >= NEARLY_ALL * member.size * len(given.steps):
             page.drop(member)
-    told = [f"rank {rank} has {milliseconds(ns)} {more_of(account)}" for rank, account, ns in group.apart]
-    remedies = [
-        for_one(page, rank, account).on(f"rank {rank}") for rank, account, _ in group.apart[:MOST_ADVISED]
-    ]
+    told = [f"rank {rank} has {milliseconds(ns)} {more_of(account)}" for rank, account, ns in apart]
+    remedies = [for_one(page, rank, account).on(f"rank {rank}") for rank, account, _ in apart[:MOST_ADVISED]]
     others, rest = _by_the_others(given, group, waited), told[MOST_ADVISED:]
     more: list[str] = []
     if rest:
-        who = called([rank for rank, _, _ in group.apart[MOST_ADVISED:]])
+        who = called(ranks[MOST_ADVISED:])
         remedies.append(f"Then {who}, {'each by its own cause' if len(rest) > 1 else 'by its cause'}.")
         more = [f"{len(rest)} more ranks have theirs" if len(rest) > 1 else "one more rank has its own"]
+    who = (
+        f"{called(ranks)}, which have more of their own to do in nearly every step: "
+        f"{listed([*told[:MOST_ADVISED], *more])}"
+    )
+    if len(apart) == 1:
+        who = f"{told[0].replace(' has', ', which has', 1)} in nearly every step"
+    because = "as long as one of them is late, ranks wait for that one: all of them have to change"
+    if told_of in group.ranks:
+        because = f"as long as rank {told_of} is late, ranks wait for that one: it has to change, too"
     found = waiting_for(
         others,
         waits,
-        at_most=like_others_at_most(given, *group.ranks),
-        claim=f"The others wait {page.share(others)} for {group.called}, which have more of their own to do "
-        f"in nearly every step: {listed([*told[:MOST_ADVISED], *more])}.",
+        at_most=like_others_at_most(given, *ranks),
+        claim=f"The others wait {page.share(others)} for {who}.",
         evidence=(
-            "as long as one of them is late, the others gain nothing",
+            *(() if has_stages(given) else (because,)),
             *((f"beside those, {listed(rest)}",) if rest else ()),
         ),
         remedy=" ".join(remedies),
         named=(),
-        account=group.apart[0][1],
+        account=apart[0][1],
     )
-    page.put(replace(found, edit=like_the_others(group.ranks)))
+    page.put(replace(found, edit=like_the_others(ranks)))
 
 
 def uneven(found: Finding, rank: int, why: str, given: Given) -> Finding:
     """Waiting for ranks that have more to do: what sharing the work evenly gains, at most and by replay."""
     # What the others do not run at all is not shared by the replay that predicts.
     steps = replayed_even(given) if launches_as_many(rank, given) else None
-    replayed = (in_words(steps),) if steps else ()
+    replayed = (in_words(steps, given),) if steps else ()
     return replace(
         found,
         ns_per_step=max(found.size, shared_at_most(given)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from lostflops.columns import Id, Name, Ratio, Text, Time
+from lostflops.columns import Count, Id, Name, Ratio, Text, Time
 from lostflops.recipe import Bars, Example, Rows, recipe
 from lostflops.recipes.pipeline.made_pipeline import two_stages
 from lostflops.recipes.replayed_steps import replayed_steps
@@ -15,10 +15,11 @@ from lostflops.tables import Kernels
 MS = 1_000_000
 
 
-def _two_ranks() -> dict[str, Rows]:
-    """Both compute 20 ms and then reduce for 5; in step 2 rank 1 computes 60 ms."""
-    spans = {0: ((0, 20, 25), (25, 45, 90)), 1: ((0, 20, 25), (25, 85, 90))}
-    each = [(rank, step, *span) for rank, two in spans.items() for step, span in enumerate(two, 1)]
+def _four_ranks() -> dict[str, Rows]:
+    """All compute 20 ms and then reduce for 5; in step 2 ranks 2 and 3 compute 80 ms."""
+    spans = [(rank, 80 if rank > 1 else 20) for rank in range(4)]
+    each = [(rank, step, *span) for rank, long in spans
+            for step, span in enumerate(((0, 20, 25), (25, 25 + long, 110)), 1)]  # fmt: skip
     return {
         "steps": [{"rank": r, "step": n, "start": a * MS, "end": c * MS} for r, n, a, _, c in each],
         "kernels": [{"rank": r, "start": a * MS, "end": b * MS, "family": "gemm"} for r, _, a, b, _ in each],
@@ -26,7 +27,7 @@ def _two_ranks() -> dict[str, Rows]:
             {"rank": r, "start": b * MS, "end": c * MS, "kind": "all-reduce", "bytes_in": 8}
             for r, _, _, b, c in each
         ],
-        "ranks": [{"rank": rank, "world_size": 2} for rank in spans],
+        "ranks": [{"rank": rank, "world_size": 4} for rank, _ in spans],
     }
 
 
@@ -40,7 +41,8 @@ def _two_ranks() -> dict[str, Rows]:
         "rank": Id("rank; of a pipeline its lowest"),
         "stage": Id("pipeline stage, counted from 0; null without a pipeline"),
         "own": Time(
-            "what its ranks do themselves per step, and how long what they share takes; of the job, the step"
+            "what its ranks do themselves per step, and how long what they share takes; of the job, "
+            "the step: from where the last rank begins to where the last one ends, over the steps"
         ),
         "even": Time("the same where everybody takes the mean of its kind, and the median of transfers"),
         "slowdown": Ratio(
@@ -60,12 +62,13 @@ def _two_ranks() -> dict[str, Rows]:
             "job, why nothing is told"
         ),
         "since": Id("step from which on it has that; null when it did in the first step already"),
+        "steps": Count("of the job, how many steps were replayed: the last ones that all ranks have"),
     },
     plot=Bars(x="name", y=("slowdown",)),
     examples=[
         Example(
-            "in step 2 rank 1 computes 60 ms instead of 20: at the mean, 30, steps take 35 ms and not 45",
-            given=_two_ranks(),
+            "in step 2 ranks 2 and 3 compute 80 ms and not 20: at the mean, 50, a step takes 40 and not 55",
+            given=_four_ranks(),
             expect=[
                 {"part": part, "name": name, "rank": rank, "stage": None, "own": own * MS, "even": even * MS}
                 | {
@@ -74,14 +77,17 @@ def _two_ranks() -> dict[str, Rows]:
                     "addition": addition,
                     "cause": cause,
                     "since": since,
+                    "steps": 2 if part == "job" else None,
                 }
                 for part, name, rank, own, even, slowdown, removal, addition, cause, since in (
-                    ("job", "", None, 45, 35, 45 / 35, None, None, None, None),
+                    ("job", "", None, 55, 40, 55 / 40, None, None, None, None),
                     ("kind", "all-reduce", None, 5, 5, 1.0, 0.0, 0.0, None, None),
-                    ("kind", "compute", None, 30, 30, 45 / 35, 1.0, 1.0, None, None),
-                    ("slowest ranks", "1", None, 45, 35, 50 / 35, 1.0, 1.5, None, None),
-                    ("rank", "rank 1", 1, 45, 35, 50 / 35, 1.0, 1.5, "uneven work", None),
-                    ("rank", "rank 0", 0, 25, 35, 1.0, -0.5, 0.0, None, None),
+                    ("kind", "compute", None, 35, 35, 55 / 40, 1.0, 1.0, None, None),
+                    ("slowest ranks", "2", None, 55, 40, 55 / 40, 0.0, 1.0, None, None),
+                    ("rank", "rank 2", 2, 55, 40, 55 / 40, 0.0, 1.0, "uneven work", None),
+                    ("rank", "rank 3", 3, 55, 40, 55 / 40, 0.0, 1.0, "uneven work", None),
+                    ("rank", "rank 0", 0, 25, 40, 1.0, 0.0, 0.0, None, None),
+                    ("rank", "rank 1", 1, 25, 40, 1.0, 0.0, 0.0, None, None),
                 )
             ],
         ),
@@ -90,7 +96,7 @@ def _two_ranks() -> dict[str, Rows]:
             given=two_stages(),
             expect=[
                 {"part": part, "name": name, "rank": rank, "stage": stage, "own": own * MS, "even": even * MS}
-                | {"slowdown": slowdown / 84, "cause": cause}
+                | {"slowdown": slowdown / 84, "cause": cause, "steps": 1 if part == "job" else None}
                 for part, name, rank, stage, own, even, slowdown, cause in (
                     ("job", "", None, None, 84, 84, 84, None),
                     ("kind", "backward", None, None, 20, 20, 84, None),
@@ -127,6 +133,7 @@ def stragglers(
 ) -> pl.LazyFrame:
     """Replay the steps with every rank doing the same in the same time, and parts of the job as they were.
 
+    What all ranks do in some steps, such as a checkpoint, stays in those.
     The last steps that all ranks have are replayed, eight at most. Where ranks are missing, or operations
     could not be matched, ranks wait for what is not known, and the row of the job says so instead.
     """

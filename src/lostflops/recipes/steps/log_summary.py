@@ -182,8 +182,9 @@ def ranks_never_reported(table: pl.DataFrame) -> Iterator[Finding]:
         name="ranks-never-reported",
         claim=f"{len(absent)} of {world} ranks never finished a step that was seen: {named}.",
         gain="unknown",
-        evidence=(f"{table.height} ranks have a step log",),
-        next="Look at the output of those ranks: they did not start, or hang before their first step.",
+        evidence=(f"{table.height} {'rank has' if table.height == 1 else 'ranks have'} a step log",),
+        next="Look at the output of those ranks: they did not start, hang before their first step, or take "
+        "none: a step ends with `optimizer.step()`, which not every rank of a parameter server calls.",
         doubt="their logs may lie in another folder: give all folders of the job",
     )
 

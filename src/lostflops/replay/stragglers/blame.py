@@ -41,6 +41,7 @@ SCHEMA = pl.Schema(
         "addition": pl.Float64,
         "cause": pl.String,
         "since": pl.Int64,
+        "steps": pl.Int64,
     }
 )
 
@@ -60,7 +61,8 @@ def blame(job: RankChains) -> pl.DataFrame:
     """A row for the job and for each kind of operation, stage, pipeline and rank.
 
     `slowdown` is S, S_t, S_stage, S_dp, and for a rank S_w: the smaller of its pipeline's and its stage's.
-    `own` is the time per step and rank, `even` what it would be. For 'slowest ranks' and 'last stage',
+    `own` is the time per step and rank, `even` what it would be; of the job, from where the last rank begins
+    to where the last one ends, over its `steps`. For 'slowest ranks' and 'last stage',
     `removal` is M_W and M_S.
     """
     parts = job.parts
@@ -78,7 +80,7 @@ def blame(job: RankChains) -> pl.DataFrame:
     ]
     replayed = job.step(np.stack([job.lags(own), job.lags(even)], axis=1))
     measured, best = replayed.tolist()
-    rows = [_row("job", "", own=measured, even=best, slowdown=measured / best)]
+    rows = [_row("job", "", own=measured, even=best, slowdown=measured / best, steps=job.steps)]
     told = _told(job, own, even, asked, measured, best)
     ranks = _workers(job, told, own, even)
     # A pipeline of one stage is its rank.

@@ -327,10 +327,11 @@ def _held(segments: pl.DataFrame, pieces: pl.DataFrame, kinds: Sequence[str]) ->
 
 
 def _even(parts: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
-    """The parts with `ideal`: what each would be if all ranks, steps and stages had as much of its kind.
+    """The parts with `ideal`: what each would be if all ranks and stages had as much of its kind in a step.
 
-    A rank's computing keeps its shape. Passes of microbatches all become as long as their mean where all
-    stages have as many; with backward passes in two parts, what a step has in all is evened out.
+    What all do in some steps, such as a checkpoint, stays in those. A rank's computing keeps its shape.
+    Passes of microbatches all become as long as their mean where all stages have as many; with backward
+    passes in two parts, what a step has in all is evened out.
     """
     passes = _passes(parts) if places["stages"].max() != 1 else []
     unit = ["rank", "step", "_pass", "kind"]
@@ -338,17 +339,16 @@ def _even(parts: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
     units = parts.group_by(unit).agg(_whole=pl.col("own").sum())
     several = pl.col("_pass") >= 0
     stray = several & _stray("_whole")
-    # All ranks of all steps count, those that have none of it too.
-    alone = places.height * parts["step"].n_unique()
+    # All ranks count, those that have none of it too.
     units = units.with_columns(_stray=stray).with_columns(
         _mean=pl.when(several)
         .then(pl.col("_whole").filter(~pl.col("_stray")).mean().over("kind"))
-        .otherwise(pl.col("_whole").sum().over("kind") / alone)
+        .otherwise(pl.col("_whole").sum().over("kind", "step") / places.height)
     )
     none = (
         parts.select("rank", "step")
         .unique()
-        .join(units.filter(~several).select("kind", "_mean").unique("kind"), how="cross")
+        .join(units.filter(~several).select("step", "kind", "_mean").unique(["step", "kind"]), on="step")
         .join(units, on=["rank", "step", "kind"], how="anti")
         .join(parts.group_by("rank", "step").agg(pl.col("edge").min()), on=["rank", "step"])
         .select("edge", "rank", "step", "kind", own=pl.lit(0, pl.Int64), ideal="_mean")
