@@ -240,7 +240,11 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
             *step_notes.left_out(run, steps, counting),
             *step_notes.without_common_step(run, counting),
             *step_notes.uneven(run, steps, counting, given.evaluations),
-            *_kept_notes(session, "page_step_kinds", partial(of_two_kinds, trace, run, steps, counting)),
+            *_kept_notes(
+                session,
+                "page_step_kinds",
+                partial(of_two_kinds, trace, run, steps, counting, given.evaluations),
+            ),
         ),
         figures=tuple(_figures(run, counted, spent, by_name, unclassified, kernel_time)),
         facts=replace(told, roofs=tuple(roofs.lines(run, spent, by_name))),
