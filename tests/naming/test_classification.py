@@ -168,6 +168,7 @@ def test_a_copy_pattern_reads_its_own_example(pattern: Any) -> None:
         ),
         ("void vllm::reshape_and_cache_flash_kernel<__hip_bfloat16>(int)", "copy", None, False),
         ("void cublasLt::splitKreduce_kernel<32, 16, int, float, float>(int)", "gemm", "fp32", False),
+        ("void splitKreduce_kernel<32, 16, int, float, __half, float, __half>(int)", "gemm", "fp16", False),
         # Composable Kernel's bf16 is an unsigned short; the float behind it is what it adds up in.
         (
             "void ck::kernel_gemm_xdl_cshuffle_v3<ck::GridwiseGemm_xdl<unsigned short, float>>(P)",

@@ -203,12 +203,20 @@ _MATRIX = (
         "void ck::kernel_gemm_xdl_cshuffle_v3<ck::Gridwise<unsigned short, unsigned short, float>>",
         "bf16",
     ),
+    # Partial products are summed in fp32, whatever was multiplied: a type beside it tells that.
+    PrecisionRule(
+        r"splitKreduce_kernel<.*?(__nv_bfloat16|__half|double)",
+        _FLOATS,
+        "cuBLAS, sums of split products",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float>(int)",
+        "bf16",
+    ),
     # Integers among the arguments of a matrix product's template are sizes.
     PrecisionRule(
         _types(_FLOATS),
         _FLOATS,
         "first floating-point type among the template arguments",
-        "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float>(int)",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, float>(int)",
         "fp32",
     ),
 )  # fmt: skip
