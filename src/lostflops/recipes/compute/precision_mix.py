@@ -160,7 +160,7 @@ def fp32_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
     verdict=Verdict("Bound by fp32 compute", "matrix work in fp32"),
     examples=[
         Shows(
-            "two thirds of the step is fp32 matrix work: of some it is not told whether on matrix units",
+            "two thirds of the step is fp32 matrix work, some of it perhaps on matrix units",
             rows=[
                 {
                     "rank": 0,
