@@ -67,3 +67,9 @@ def test_reports_that_one_process_writes_one_after_the_other_are_of_one_rank(tmp
         assert steps is not None and steps.collect()["rank"].to_list() == ranks
     with pytest.raises(LostflopsError, match="exports of one recording session"):
         lostflops.open([first, report("job.4.sqlite", 20)])
+
+
+def test_what_if_of_an_export_without_gpu_work_predicts_nothing(tmp_path: Path) -> None:
+    steps = {"NVTX_EVENTS": [push(10 * MS * n, 10 * MS * n + 9 * MS, f"step {n}") for n in range(4)]}
+    asked = lostflops.whatif(sqlite(tmp_path / "job.sqlite", steps), "no-sync")
+    assert asked.trust.reason == "no step was recorded"
