@@ -15,7 +15,9 @@ import pytest
 import lostflops
 from kineto_files import Event, call, head, kernel, operator, span, step, trace
 from lostflops.errors import LostflopsError
+from lostflops.finding import Finding
 from lostflops.recipes.idle.evaluations import EVALUATIONS
+from lostflops.report.first_page.notes.clocks_apart import BEFORE_LAUNCH, with_clocks
 from lostflops.report.first_page.notes.step_kinds import of_two_kinds
 from lostflops.report.first_page.page import Page
 from lostflops.report.first_page.step_notes import uneven
@@ -227,6 +229,20 @@ def test_steps_of_two_kinds_are_told_by_number_length_and_work() -> None:
     assert one.startswith("Steps are of two kinds: step 7 takes 150 ns for 61 kernels")
     (waits,) = kinds(100, 130, 101, 131, 99, 130, kernels=(44, 40, 44, 40, 44, 40))
     assert waits == turns  # those that do less are not longer for it
+
+
+def test_idle_time_that_clocks_which_disagree_may_have_moved_is_doubted() -> None:
+    found = [
+        Finding(name, name, ns_per_step=2_000_000, gain="at most", evidence=(), next="n", accounts=of)
+        for name, of in (
+            ("waits", ("idle.host_synchronisation",)), ("copies-exposed", ("copy",)), (BEFORE_LAUNCH, ())
+        )
+    ]  # fmt: skip
+    doubts = [one.doubt for one in with_clocks(found, 996_000)]
+    assert doubts[0].startswith("The clocks of host and GPU disagree by up to 996 µs: ")
+    assert doubts[1:] == ["", ""]
+    assert [one.doubt for one in with_clocks(found, 90_000)] == ["", "", ""]
+    assert [one.doubt for one in with_clocks(found[:2], 996_000)] == ["", ""]
 
 
 def test_steps_that_vary_are_of_one_kind() -> None:

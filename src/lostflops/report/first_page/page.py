@@ -23,6 +23,7 @@ from lostflops.version import __version__
 from . import facts, quality, roofs, step_notes
 from .budget import Budget, budget
 from .moments import Moments, moments
+from .notes.clocks_apart import with_clocks
 from .notes.lost_work import LOST, doubted, lost_work
 from .notes.of_one_run import OF_OTHER_TIMES, of_other_runs, of_other_times
 from .notes.profiler_overhead import doubting, own_work, profiler_at_work
@@ -216,6 +217,9 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
     found = tuple(map(beside_others, found)) if beside else found
     profiler = _kept_notes(session, "page_profiler", partial(_profiler, trace, session, steps, counting))
     found = doubting(found, profiler)
+    if "launch_latency" in by_name:
+        before = by_name["launch_latency"].table["worst_before_launch"].max()
+        found = with_clocks(found, before if isinstance(before, int) else None)
     said = _verdict(trace, run, spent, skipped, by_name, found, in_graphs / max(1, kernel_time))
     told = facts.known(trace, run, spent, windows, by_name, step_notes.tell_the_period(steps, counting))
     return Page(
