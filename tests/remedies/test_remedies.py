@@ -76,6 +76,12 @@ def test_fp32_is_mended_as_the_gpu_allows(
     assert all(word in said for word in has) and not any(word in said for word in lacks), said
 
 
+def test_a_job_that_only_runs_a_model_is_not_told_to_train() -> None:
+    remedies = asked_for()["fp32-without-tensor-cores"].remedies
+    assert advice(remedies, Setting("pytorch"), "").startswith("Train in bf16: ")
+    assert advice(remedies, Setting("pytorch", trains=False), "").startswith("Compute in bf16: ")
+
+
 def test_a_gpu_without_tensor_cores_is_not_told_to_use_them(tmp_path: Path) -> None:
     def page(gpu: str, **kernel: object) -> Page:
         kernels = [
