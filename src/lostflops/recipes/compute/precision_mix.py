@@ -157,7 +157,7 @@ def fp32_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
 @precision_mix.finding(
     name="fp32-matrix-work",
     remedies=("bf16", "fp16-scaling"),
-    verdict=Verdict("Bound by fp32 compute", "matrix work in fp32"),
+    verdict=Verdict("Bound by fp32 matrix work", "matrix work in fp32"),
     examples=[
         Shows(
             "two thirds of the step is fp32 matrix work, some of it perhaps on matrix units",
@@ -214,7 +214,7 @@ def fp64_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
 @precision_mix.finding(
     name="fp64-matrix-work",
     remedies=("no-float64",),
-    verdict=Verdict("Bound by fp64 compute", "matrix work in fp64"),
+    verdict=Verdict("Bound by fp64 matrix work", "matrix work in fp64"),
     examples=[
         Shows(
             "a third of the step is fp64 matrix work on tensor cores",
