@@ -129,6 +129,18 @@ def test_a_long_step_is_told_by_the_evaluation_in_it(tmp_path: Path, monkeypatch
     assert "evaluation-inside-step" not in {found.name for found in page.findings}
 
 
+def test_an_evaluation_that_comes_again_is_told_though_most_steps_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eager_jobs, "STEPS", 6)
+    numbers = iter(range(100))
+    job = Eager(gemm_us=40, stacks=True, host_us=8, reads=True, layers=6)
+    job.after = lambda step: own(step, passes=3) if next(numbers) % 3 == 0 else None
+    page = lostflops.why(recorded(tmp_path, job))
+    assert page.findings[0].name == "evaluation-inside-step"
+    assert "without training it in 2 of 6 steps, which takes " in page.findings[0].claim
+
+
 def test_what_only_has_its_name_is_no_evaluation_of_the_trainer(tmp_path: Path) -> None:
     job = Eager(gemm_us=40, stacks=True, host_us=8)
     ours = replace(job, after=partial(evaluated, frame="metrics.py(9): evaluate"))

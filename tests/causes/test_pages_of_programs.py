@@ -68,6 +68,26 @@ def test_many_batches_of_a_step_that_are_handed_over_need_no_more_workers(tmp_pa
     assert finding.remedies == ()
 
 
+def test_a_cpu_that_waits_no_more_is_ahead_in_the_first_recorded_step_too(tmp_path: Path) -> None:
+    """Recorded from a wait on, the replay's first step begins with nothing to do; the job's did not."""
+
+    def waits(s: Step, number: int) -> None:
+        s.loads(2)
+        train(s, 6)
+        s.reads()
+
+    def runs_ahead(s: Step, number: int) -> None:
+        s.loads(2)
+        train(s, 6)
+
+    before, after = (recorded(tmp_path / job.__name__, job) for job in (waits, runs_ahead))
+    (predicted,) = lostflops.whatif(before, "no-sync").predictions
+    truth = lostflops.why(after).budget
+    assert truth is not None and predicted.low_ns is not None and predicted.high_ns is not None
+    assert predicted.predicted_ns == pytest.approx(truth.mean, rel=0.01)
+    assert predicted.low_ns <= truth.mean <= predicted.high_ns
+
+
 def with_checkpoint(step: Step, number: int, slow: bool = False, blocks: bool = False) -> None:
     """60 MB leave on a stream of their own while the next step runs, or while the CPU waits for them."""
     step.p.noise = 0.02

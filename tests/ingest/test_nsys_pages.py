@@ -67,3 +67,27 @@ def test_reports_that_one_process_writes_one_after_the_other_are_of_one_rank(tmp
         assert steps is not None and steps.collect()["rank"].to_list() == ranks
     with pytest.raises(LostflopsError, match="exports of one recording session"):
         lostflops.open([first, report("job.4.sqlite", 20)])
+
+
+def test_a_range_without_a_text_names_no_idle_time(tmp_path: Path) -> None:
+    """Registered strings may be missing in an export."""
+    tables: dict[str, list[dict[str, object]]] = {
+        "NVTX_EVENTS": [], "CUPTI_ACTIVITY_KIND_KERNEL": [], "CUPTI_ACTIVITY_KIND_RUNTIME": []
+    }  # fmt: skip
+    for n, at in enumerate(range(0, 40 * MS, 10 * MS)):
+        tables["NVTX_EVENTS"] += [push(at, at + 10 * MS, f"step {n}"), push(at + US, at + 4 * MS)]
+        tables["CUPTI_ACTIVITY_KIND_RUNTIME"].append(
+            call(at + 4 * MS, at + 4 * MS + 9 * US, correlationId=n + 1)
+        )
+        tables["CUPTI_ACTIVITY_KIND_KERNEL"].append(
+            kernel(at + 4 * MS + 9 * US, at + 10 * MS, correlationId=n + 1)
+        )
+    page = lostflops.why(sqlite(tmp_path / "job.sqlite", tables))
+    assert "unnamed" not in "".join(f.claim + f.next + "".join(f.evidence) for f in page.findings)
+    assert page.findings[0].name == "idle-unexplained"
+
+
+def test_what_if_of_an_export_without_gpu_work_predicts_nothing(tmp_path: Path) -> None:
+    steps = {"NVTX_EVENTS": [push(10 * MS * n, 10 * MS * n + 9 * MS, f"step {n}") for n in range(4)]}
+    asked = lostflops.whatif(sqlite(tmp_path / "job.sqlite", steps), "no-sync")
+    assert asked.trust.reason == "no step was recorded"

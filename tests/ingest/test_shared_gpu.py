@@ -16,8 +16,11 @@ MS = 1_000_000
 JOB, OTHER = process(100), process(200)
 
 
-def export(path: Path, gpus: tuple[int, int] = (0, 0), sms: int = 132, marked: bool = False) -> Path:
-    """Four steps of 10 ms, in which the GPU computes from 2 to 8; another process runs from 7 to 9."""
+def export(
+    path: Path, gpus: tuple[int, int] = (0, 0), sms: int = 132, marked: bool = False, turns: bool = False
+) -> Path:
+    """Four steps of 10 ms, in which the GPU computes from 2 to 8; another process runs from 7 to 9. With
+    `turns` they take turns, and all that is from 2 to 9 is launched at 2."""
     tables: dict[str, list[dict[str, Any]]] = {
         "CUPTI_ACTIVITY_KIND_KERNEL": [], "CUPTI_ACTIVITY_KIND_RUNTIME": [], "NVTX_EVENTS": [],
         "TARGET_INFO_GPU": [{"id": gpu, "name": "H100", "smCount": 132} for gpu in sorted({*gpus})],
@@ -28,14 +31,17 @@ def export(path: Path, gpus: tuple[int, int] = (0, 0), sms: int = 132, marked: b
     }  # fmt: skip
     for step in range(4):
         at = 10 * MS * step
-        for owner, since, until in ((JOB, 2, 8), (OTHER, 7, 9)):
-            ids = {"correlationId": step + 1}
+        works = [(JOB, 2, 8), (OTHER, 7, 9)]
+        if turns:
+            works = [(JOB, 2, 3), (OTHER, 3, 5), (JOB, 5, 6), (OTHER, 6, 8), (JOB, 8, 9)]
+        for owner, since, until in works:
+            ids = {"correlationId": 10 * step + since}
             kernels, calls = tables["CUPTI_ACTIVITY_KIND_KERNEL"], tables["CUPTI_ACTIVITY_KIND_RUNTIME"]
             kernels.append(kernel(at + since * MS, at + until * MS, globalPid=owner, **ids))
-            calls.append(call(at + since * MS - 9, at + since * MS - 5, globalTid=owner | 8, **ids))
-            if owner == JOB or marked:
-                mark = push(at, at + 10 * MS, f"step {step}", globalTid=owner | 8)
-                tables["NVTX_EVENTS"].append(mark)
+            called = at + (2 if turns else since) * MS + (10 * since if turns else 0)
+            calls.append(call(called - 9, called - 5, globalTid=owner | 8, **ids))
+        for owner in (JOB, OTHER)[: 1 + marked]:
+            tables["NVTX_EVENTS"].append(push(at, at + 10 * MS, f"step {step}", globalTid=owner | 8))
     return sqlite(path, tables)
 
 
@@ -46,6 +52,15 @@ def test_work_of_another_process_on_the_gpu_is_no_rank_and_is_told_above_the_num
         "Another process works on this GPU: its work runs for 8.00 ms of the steps, 4.00 ms of them while "
         "this rank's GPU is called idle; where both run, each may take longer." in page.notes
     )
+
+
+def test_time_in_which_launched_work_waits_may_be_the_other_process_s(tmp_path: Path) -> None:
+    """It was recorded: to look for what was not recorded is no advice."""
+    page = lostflops.why(export(tmp_path / "job.sqlite", turns=True))
+    assert page.verdict.startswith("Not alone on its GPU: ")
+    (one,) = (f for f in page.findings if f.name == "recording-incomplete")
+    assert "or does other work, as of the process that shares it." in one.claim
+    assert one.next.startswith("Give each process a GPU of its own")
 
 
 @pytest.mark.parametrize(

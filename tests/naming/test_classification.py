@@ -168,6 +168,15 @@ def test_a_copy_pattern_reads_its_own_example(pattern: Any) -> None:
         ),
         ("void vllm::reshape_and_cache_flash_kernel<__hip_bfloat16>(int)", "copy", None, False),
         ("void cublasLt::splitKreduce_kernel<32, 16, int, float, float>(int)", "gemm", "fp32", False),
+        ("void marlin::Marlin<1125899906909960l, 256, 4>(int4 const*, float const*)", "gemm", None, None),
+        (
+            "void paged_attention_ll4mi_QKV_mfma16_kernel<0, __hip_bfloat16, ck_tile::ComposedAttention<0u> >"
+            "(__hip_bfloat16 const*, float*)",
+            "attention",
+            "bf16",
+            True,
+        ),
+        ("void splitKreduce_kernel<32, 16, int, float, __half, float, __half>(int)", "gemm", "fp16", False),
         # Composable Kernel's bf16 is an unsigned short; the float behind it is what it adds up in.
         (
             "void ck::kernel_gemm_xdl_cshuffle_v3<ck::GridwiseGemm_xdl<unsigned short, float>>(P)",

@@ -135,6 +135,16 @@ def test_a_loader_that_pins_does_not_help_what_is_copied_off_the_device(
     assert finding.next.startswith(advice)
 
 
+def test_copies_of_two_directions_that_cost_alike_are_most_in_neither() -> None:
+    def claim(longer: int) -> str:
+        back = row(50, 60 + longer, host_memory="pinned", direction="device to host")
+        copies = [row(10, 20, host_memory="pinned", direction="host to device"), back]
+        return found("copy_summary_by_time", copies=copies, steps=[row(0, 100)])[0].claim
+
+    assert claim(0).endswith("(20.0 %), device to host and host to device.")
+    assert claim(6).endswith("(26.0 %), most of it device to host.")
+
+
 def test_copies_of_one_rank_cost_a_mean_rank_half_of_two() -> None:
     (finding,) = found(
         "copy_summary_by_time",

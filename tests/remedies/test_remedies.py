@@ -63,6 +63,8 @@ def test_a_trainer_on_deepspeed_gets_both_spellings() -> None:
         ("Tesla V100-SXM2-32GB", ("torch.float16", "GradScaler"), ("bfloat16", "TF32", "Ampere")),
         ("NVIDIA A100-SXM4-80GB", ("torch.bfloat16", "TF32"), ("float16,", "GradScaler", "Ampere")),
         ("AMD Instinct MI300X", ("torch.bfloat16",), ("TF32", "GradScaler", "Ampere")),
+        ("AMD Radeon RX 7900 XTX", ("torch.bfloat16",), ("TF32", "GradScaler", "Ampere")),
+        ("AMD Radeon Graphics", ("torch.bfloat16",), ("TF32", "GradScaler", "Ampere")),
         ("a card of tomorrow", ("torch.bfloat16", "Before Ampere", "TF32 needs Ampere"), ("GradScaler",)),
     ],
 )
@@ -74,19 +76,34 @@ def test_fp32_is_mended_as_the_gpu_allows(
     assert all(word in said for word in has) and not any(word in said for word in lacks), said
 
 
+def test_a_job_that_only_runs_a_model_is_not_told_to_train() -> None:
+    remedies = asked_for()["fp32-without-tensor-cores"].remedies
+    assert advice(remedies, Setting("pytorch"), "").startswith("Train in bf16: ")
+    assert advice(remedies, Setting("pytorch", trains=False), "").startswith("Compute in bf16: ")
+
+
 def test_a_gpu_without_tensor_cores_is_not_told_to_use_them(tmp_path: Path) -> None:
-    def page(gpu: str) -> Page:
+    def page(gpu: str, **kernel: object) -> Page:
         kernels = [
             {"start": s * 100, "end": s * 100 + 90, "family": "gemm", "precision": "fp32"}
             | {"tensor_cores": False, "launch_start": s * 100, "launch_end": s * 100 + 1}
+            | kernel
             for s in range(4)
         ]
         steps = [{"step": s, "start": s * 100, "end": s * 100 + 100} for s in range(4)]
         ranks = [{"gpu": gpu, "end": 400, "device_kind": "gpu"}]
-        return lostflops.why(made(tmp_path / gpu, {"ranks": ranks, "steps": steps, "kernels": kernels}))
+        return lostflops.why(
+            made(tmp_path / f"{gpu}{kernel}", {"ranks": ranks, "steps": steps, "kernels": kernels})
+        )
 
     assert page("Tesla V100-SXM2-32GB").findings[0].name == "fp32-without-tensor-cores"
     assert not [f for f in page("Tesla P100-PCIE-16GB").findings if f.name == "fp32-without-tensor-cores"]
+    instinct, untold = "AMD Instinct MI300X", {"tensor_cores": None}
+    assert page(instinct, **untold).findings[0].claim == "Matrix work in fp32 takes 90 ns per step (90.0 %)."
+    none = page("AMD Radeon RX 6800", **untold).findings
+    assert not [f for f in none if f.name == "fp32-matrix-work"]
+    double = page("NVIDIA A100-SXM4-80GB", precision="fp64", tensor_cores=True).findings[0]
+    assert (double.name, double.remedies) == ("fp64-matrix-work", ("no-float64",))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -15,6 +15,9 @@ import pytest
 import lostflops
 from kineto_files import Event, call, head, kernel, operator, span, step, trace
 from lostflops.errors import LostflopsError
+from lostflops.finding import Finding
+from lostflops.recipes.idle.evaluations import EVALUATIONS
+from lostflops.report.first_page.notes.clocks_apart import BEFORE_LAUNCH, with_clocks
 from lostflops.report.first_page.notes.step_kinds import of_two_kinds
 from lostflops.report.first_page.page import Page
 from lostflops.report.first_page.step_notes import uneven
@@ -184,8 +187,8 @@ def test_one_pause_that_ends_in_another_step_on_another_rank_is_not_two_long_ste
     assert said.startswith("Step 2 takes 400 ns")
 
 
-def kinds(*lengths: int, kernels: tuple[int, ...] = ()) -> list[str]:
-    """What is said of steps of these lengths, ns; `kernels` begin in each."""
+def kinds(*lengths: int, kernels: tuple[int, ...] = (), evaluates: Mapping[int, int] = {}) -> list[str]:
+    """What is said of steps of these lengths, ns; `kernels` begin in each; some evaluate for so many ns."""
     ends = list(accumulate(lengths))
     steps = pl.DataFrame(
         {"rank": 0, "step": n, "start": end - long, "end": end}
@@ -195,7 +198,12 @@ def kinds(*lengths: int, kernels: tuple[int, ...] = ()) -> list[str]:
     table = pl.LazyFrame({"rank": 0, "start": starts}, {"rank": pl.Int64, "start": pl.Int64})
     trace: Any = SimpleNamespace(table=lambda _: table if kernels else None)
     run: Any = SimpleNamespace(is_whole=False, on_host=False)
-    return [*of_two_kinds(trace, run, steps, steps.select("rank", "step"))]
+    told = [
+        {"rank": 0, "account": "host", "name": "train.py(9): evaluate", "ns": ns, "step": step}
+        for step, ns in evaluates.items()
+    ]
+    evaluations = pl.DataFrame(told, EVALUATIONS)
+    return [*of_two_kinds(trace, run, steps, steps.select("rank", "step"), evaluations)]
 
 
 def test_steps_of_two_kinds_are_told_by_number_length_and_work() -> None:
@@ -204,6 +212,14 @@ def test_steps_of_two_kinds_are_told_by_number_length_and_work() -> None:
         "Steps are of two kinds: steps 7 and 11 take 150 ns for 61 kernels, the others 100 ns for 40 "
         "kernels. The mean is over both kinds."
     )
+    lengths, kernels = (100, 102, 99, 150, 101, 150), (40, 40, 40, 61, 40, 61)
+    (evaluates,) = kinds(*lengths, kernels=kernels, evaluates={7: 45, 9: 47})
+    assert evaluates.endswith(
+        "the others 100 ns for 40 kernels: `evaluate` takes 46 ns of each. "
+        "The mean is over both kinds: how often that comes in the job decides what it costs."
+    )
+    (other,) = kinds(*lengths, kernels=kernels, evaluates={7: 45})
+    assert other.endswith("for 40 kernels. The mean is over both kinds.")
     (turns,) = kinds(100, 130, 101, 131, 99, 130)
     assert (
         turns
@@ -213,6 +229,20 @@ def test_steps_of_two_kinds_are_told_by_number_length_and_work() -> None:
     assert one.startswith("Steps are of two kinds: step 7 takes 150 ns for 61 kernels")
     (waits,) = kinds(100, 130, 101, 131, 99, 130, kernels=(44, 40, 44, 40, 44, 40))
     assert waits == turns  # those that do less are not longer for it
+
+
+def test_idle_time_that_clocks_which_disagree_may_have_moved_is_doubted() -> None:
+    found = [
+        Finding(name, name, ns_per_step=2_000_000, gain="at most", evidence=(), next="n", accounts=of)
+        for name, of in (
+            ("waits", ("idle.host_synchronisation",)), ("copies-exposed", ("copy",)), (BEFORE_LAUNCH, ())
+        )
+    ]  # fmt: skip
+    doubts = [one.doubt for one in with_clocks(found, 996_000)]
+    assert doubts[0].startswith("The clocks of host and GPU disagree by up to 996 µs: ")
+    assert doubts[1:] == ["", ""]
+    assert [one.doubt for one in with_clocks(found, 90_000)] == ["", "", ""]
+    assert [one.doubt for one in with_clocks(found[:2], 996_000)] == ["", ""]
 
 
 def test_steps_that_vary_are_of_one_kind() -> None:

@@ -113,7 +113,7 @@ def findings(given: Given) -> tuple[Finding, ...]:
     if given.on_host:  # an operator of the job's own computes, and is nothing to report
         page.take("kernels-unclassified")
     if given.units is not None and not given.units:  # a GPU without tensor cores cannot use them
-        page.take("fp32-without-tensor-cores")
+        page.take("fp32-without-tensor-cores", "fp32-matrix-work")
     whole = round(given.mean_step)
     asked = edits()
     told = [

@@ -10,7 +10,7 @@ import polars as pl
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipes.copies.beside_work import VALUE_BYTES
-from lostflops.recipes.copies.cost import advice, costliest
+from lostflops.recipes.copies.cost import advice, costliest, directions
 from lostflops.recipes.copies.summary_by_time import WORTH_SAYING as EXPOSED_FROM
 
 from .declared import NO_EDIT
@@ -214,9 +214,8 @@ def _moving_alone(page: PageFindings, cause: Finding, idle: Finding, reading: in
     if cause.name == "copies-exposed" and table is not None:
         back = pl.col("direction") == "device to host"
         moving = table.with_columns(idle_in_calls=pl.when(~back).then("idle_in_calls").fill_null(0))
-        most = costliest(moving)
-        then, remedies = advice(moving, most)
-        claim = f"Copies that nothing hides cost {page.share(left)}, most of it {most}."
+        then, remedies = advice(moving, costliest(moving))
+        claim = f"Copies that nothing hides cost {page.share(left)}, {directions(moving)}."
         told = replace(told, claim=claim, next=then, remedies=told.remedies if remedies is None else remedies)
     page.replace(cause, told)
 

@@ -117,7 +117,9 @@ def precision_of(name: str, how: str) -> str | None:
     rules = PRECISION_RULES.get(how)
     if rules is None:
         return None
-    text = _NO_ELEMENT_TYPE.sub("", name) if "(" in name else name
+    # What a template's function takes, as partial sums in fp32, is not what it multiplies.
+    text = name.partition(">(")[0] if how == "matrix" else name
+    text = _NO_ELEMENT_TYPE.sub("", text) if "(" in text else text
     for rule in rules:
         if found := compiled(rule.expression).search(text):
             return rule.spelling[found[1]]

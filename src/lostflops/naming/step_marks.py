@@ -14,6 +14,8 @@ STEP_RANGE = (
 PROFILER_STEP = r"^ProfilerStep[#*](\d{1,15})$"
 
 _RANGE = re.compile(STEP_RANGE)
+NO_TEXT = "(unnamed range)"
+"""What a range is called whose text is not in the recording."""
 
 
 def is_step_mark(name: str) -> bool:
@@ -26,3 +28,8 @@ def is_step_mark(name: str) -> bool:
         return True
     found = _RANGE.match(name)
     return found is not None and found[1] is not None
+
+
+def says_nothing(name: str) -> bool:
+    """Whether a range says nothing of what happens in it: it counts a step, or has no text."""
+    return name == NO_TEXT or is_step_mark(name)

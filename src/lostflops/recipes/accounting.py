@@ -36,7 +36,7 @@ from lostflops.intervals import NEVER, Int, by_name, filled
 from lostflops.naming.classification import moves_by_itself, operator_facts
 from lostflops.naming.host_causes import CAPTURE as CAPTURE_CALL
 from lostflops.naming.host_causes import Row, captures, cause_of, causes_of
-from lostflops.naming.step_marks import is_step_mark
+from lostflops.naming.step_marks import says_nothing
 from lostflops.recipes.backward_threads import NODE, lanes, with_doers
 from lostflops.recipes.dispatching import dispatching
 from lostflops.recipes.first_calls import FIRST_CALL, first_calls
@@ -573,7 +573,7 @@ def _host_claims(
                 claim(SYNCHRONISED, [column[talks] for column in times])
                 claim(OTHER_HOST, [column[served] for column in times])
         else:
-            marks = np.array([is_step_mark(name) for name in names], np.bool_)[named]
+            marks = np.array([says_nothing(name) for name in names], np.bool_)[named]
             claim(OTHER_HOST, [column[~marks] for column in times])
     if os_calls is not None:  # a call of the system proves no cause: why it is made, other rows tell
         claim_rows(OTHER_HOST, _of_lanes(os_calls.select(*TIMES).collect(), lanes))

@@ -26,7 +26,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.intervals import Int, by_name
-from lostflops.naming.step_marks import is_step_mark
+from lostflops.naming import step_marks
 from lostflops.tables import NAME
 
 Bool = npt.NDArray[np.bool_]
@@ -75,7 +75,7 @@ _CREATES = frozenset({"tensor", "as_tensor", "asarray", "frombuffer"})
 
 def says_nothing(name: str) -> bool:
     """Whether a row only holds others: the mark of a step, a wrapper that every call passes through."""
-    return _PLUMBING.search(name) is not None or is_step_mark(name)
+    return _PLUMBING.search(name) is not None or step_marks.says_nothing(name)
 
 
 def is_users(name: str) -> bool:

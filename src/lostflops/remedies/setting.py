@@ -57,6 +57,7 @@ SPELLINGS: Mapping[str, Spelling] = {
 }
 
 
+TRAIN, COMPUTE = "Train in ", "Compute in "  # as advice to a job that trains begins, and to one that does not
 # A part of a sentence for jobs in which an effect does not show yet: '<unless EFFECT: part>'.
 UNLESS = re.compile(r"<unless ([^:>]+): ([^>]*)>")
 
@@ -105,6 +106,8 @@ class Setting:
         if remedy.on in self.on:
             return self.spelled(next((remedy.more[key] for key in self._keys() if key in remedy.more), ""))
         said = self.spelled(self.change(remedy).says)
+        if not self.trains and said.startswith(TRAIN):
+            said = COMPUTE + said.removeprefix(TRAIN)
         unsure = remedy.unsure if self.units is None else ""
         return " ".join(filter(None, (said, remedy.note, unsure))) if said else ""
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from lostflops.store.trace import OPENED, Trace
+from lostflops.store.trace import CLOSED, OPENED, Trace
 
 from .critical_path import CriticalPath, critical_path
 from .dependencies.edges import BY_GUESS, Edges, Int, joined
@@ -105,9 +105,9 @@ class Replay:
                 return PredictedStep(text, says, refused=made)
             removed, doubts = made.removed, made.doubts
             now = float(unchanged.mean())
-            for lengths in self._lengths(made):
+            for lengths, ahead in self._lengths(made):
                 # Where its guesses were left out, what an edit would remove of them stays out.
-                whole, settled = self._means(unchanged, lengths)
+                whole, settled = self._means(unchanged, lengths, ahead)
                 gains += [now - settled, now - whole, *gained_apart(steps, unchanged - lengths)]
             if any(each.may_gain_nothing for each in made.edits):
                 gains.append(0.0)
@@ -160,15 +160,17 @@ class Replay:
             return lags
         return np.where(np.isin(self.job.edges.kind, BY_GUESS), REMOVED, lags)
 
-    def _means(self, before: Int, after: Int) -> tuple[float, float]:
+    def _means(self, before: Int, after: Int, ahead: int) -> tuple[float, float]:
         """The mean step with an edit made, and again with the first step as long as the others.
 
-        `before` and `after` are the lengths of the counted steps without the edit and with it.
+        `before` and `after` are the lengths of the counted steps without the edit and with it, and `ahead` is
+        by how much it lets the host be further ahead of the device when the last step begins.
 
         How ranks and queues stood when the recording began comes of what was before it, which an edit cannot
-        change: a rank that was late then makes the others wait in the first step. Where an edit shortens the
-        others, and the first stays longer than any of them by no more than ranks were apart, that is what is
-        left in it.
+        change: a rank that was late then makes the others wait in the first step, and a device that had
+        nothing to do waits for the host. Where an edit shortens the others, and the first stays longer than
+        any of them by no more than ranks were apart, or than the host comes to be ahead, that is what is left
+        in it.
         """
         steps = self.known.steps
         mean = float(after.mean())
@@ -178,7 +180,7 @@ class Replay:
         of_step = [after[steps.step == number].mean() for number in np.unique(steps.step)]
         shortened = after[~first].mean() < (1 - SHORTER) * before[~first].mean()
         longer = of_step[0] - max(of_step[1:])
-        apart = float(np.ptp(steps.host_begin[first]))
+        apart = max(float(np.ptp(steps.host_begin[first])), float(ahead))
         if not shortened or not SHORTER * of_step[0] < longer <= apart:
             return mean, mean
         return mean, float(after[~first].mean())
@@ -216,16 +218,37 @@ class Replay:
         slower = None if whole is None else np.where(lags == REMOVED, lags, lags + whole)
         return _Made(lags, slower, made, removed, doubts)
 
-    def _lengths(self, made: _Made) -> Iterator[Int]:
-        """The counted steps with the edits made: the likeliest first, then what else they may be."""
+    def _lengths(self, made: _Made) -> Iterator[tuple[Int, int]]:
+        """The counted steps with the edits made, the likeliest first, then what else they may be; and by how
+        much the host is further ahead of the device."""
         for lags in (made.lags,) if made.slower is None else (made.lags, made.slower):
             times = self._times(lags, made.edits)
             lengths = self.known.steps.lengths(times)
             changes = [each.retimed(times) for each in made.edits if each.retimed]
             if not changes:
-                yield lengths
+                yield lengths, self._further_ahead(times)
             for change in zip(*changes, strict=True):
-                yield lengths + np.sum(change, axis=0)
+                yield lengths + np.sum(change, axis=0), 0
+
+    def _further_ahead(self, times: Int) -> int:
+        """How much later than it was recorded the device comes to what the host launches first in the last
+        step, ns, when points come at these times; 0 where ranks differ in which step that is."""
+        job = self.job
+        numbers = np.unique(self.known.steps.step)
+        if len(numbers) < STEADY:
+            return 0
+        last = job.steps.filter(pl.col("step") == numbers[-1]).select("rank", OPENED, CLOSED).rows()
+        least = list[int]()
+        for rank, opened, closed in last:
+            rows, launched, _ = job.launched(rank)
+            mine = (launched >= opened) & (launched < closed)
+            if not mine.any():
+                return 0
+            first = rows[mine][np.argmin(launched[mine])]
+            call = 2 * int(job.operations["call"][int(first)])
+            now, then = (int(at[2 * first] - at[call]) for at in (times, job.measured))
+            least.append(now - then)
+        return max(0, min(least, default=0))
 
     @cached_property
     def _inside(self) -> np.ndarray:

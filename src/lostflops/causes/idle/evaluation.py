@@ -13,7 +13,8 @@ from lostflops.recipes.idle.evaluations import COMPUTE, HOST, KEEPS, LIGHTNING, 
 from .optimizer import leave_rest
 
 FROM = 0.05  # of a step
-# Of the steps, and of a rank's: one evaluation in a few recorded steps may be rare in the job.
+# Of the steps, and of a rank's: one evaluation in a few recorded steps may be rare in the job, and one that
+# two steps after each other share is one.
 OFTEN, LEAST = 0.5, 2
 WHO = {TRAINER: "The Trainer evaluates", LIGHTNING: "Lightning validates"}
 RARELY = {
@@ -35,13 +36,15 @@ WITHOUT_GRADIENTS = (
 
 
 def evaluates_often(page: PageFindings) -> None:
-    """Tell what evaluations take of the steps by itself, where most steps have one."""
+    """Tell what evaluations take of the steps by itself, where most steps have one or it comes again."""
     given, steps = page.given, max(1, page.given.num_steps)
     host = given.evaluations.filter(account=HOST)
     idle = given.evaluations.filter(~pl.col("account").is_in([HOST, COMPUTE, KEEPS]))
     computes = int(given.evaluations.filter(account=COMPUTE)["ns"].sum()) // steps
     times, idles = host.height, int(idle["ns"].sum()) // steps
-    often = times >= OFTEN * steps and host.group_by("rank").len().filter(pl.col("len") >= LEAST).height
+    apart = pl.col("step").max() - pl.col("step").min() > 1
+    some = host.group_by("rank").agg(pl.len(), again=apart).filter(pl.col("len") >= LEAST)
+    often = some.height > 0 and (times >= OFTEN * steps or some["again"].any())
     if not often or not page.reaches(computes + idles, FROM):
         return
     each = "each step" if times == steps else f"{times} of {steps} steps"

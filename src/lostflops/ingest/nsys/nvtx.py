@@ -14,13 +14,13 @@ import polars as pl
 from lostflops.ingest.annotations import by_domain
 from lostflops.ingest.nsys.export import Export, thread_of
 from lostflops.ingest.nsys.rows import near, usable
+from lostflops.naming.step_marks import NO_TEXT
 from lostflops.store.trace import Quality
 from lostflops.tables import NAME
 
 CATEGORY, MARK, THREAD_NAME, PUSH_POP, START_END, DOMAIN = 33, 34, 39, 59, 60, 75
 NCCL_DOMAINS = ("NCCL", "RCCL")
 JOINED = r"(?i)^(?:p?nccl)?CommInit"
-UNNAMED = "(unnamed range)"
 
 # What PyTorch's `emit_nvtx` appends to a name, in this order.
 _IDS = (
@@ -86,7 +86,7 @@ def nvtx(export: Export, process: int, orphans: bool, last: int | None) -> Nvtx:
         quality.append(
             Quality(None, "ranges left open", open_ranges, "closed at the end of the recording", "warning")
         )
-    spans = usable(spans, "NVTX ranges", quality).with_columns(pl.col("text").fill_null(UNNAMED))
+    spans = usable(spans, "NVTX ranges", quality).with_columns(pl.col("text").fill_null(NO_TEXT))
     spans = spans.with_columns(
         domain=pl.col("domain_id").replace_strict(
             domains, default="domain " + pl.col("domain_id").cast(pl.String), return_dtype=pl.String

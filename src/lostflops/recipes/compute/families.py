@@ -135,7 +135,8 @@ def kernels_are_unclassified(table: pl.DataFrame) -> Iterator[Finding]:
         ns_per_step=0,
         gain="unknown",
         evidence=(f"{calls:,} executions, added up over ranks",),
-        next="`lostflops recipe kernel-summary` lists them; report the names, so that a pattern is added.",
+        next="`lostflops recipe kernel-summary` lists them. Report their names, so that a pattern is "
+        "added; if they have none, export the recording again, or record again.",
         doubt="They count as compute in the ledger; if one of them communicates or copies, that is wrong.",
     )
 

@@ -155,31 +155,32 @@ def fp32_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
 
 
 @precision_mix.finding(
-    name="fp32-on-matrix-units",
+    name="fp32-matrix-work",
     remedies=("bf16", "fp16-scaling"),
-    verdict=Verdict("Bound by fp32 on matrix units", "fp32 work on matrix units"),
+    verdict=Verdict("Bound by fp32 matrix work", "matrix work in fp32"),
     examples=[
         Shows(
-            "two thirds of the step is fp32 matrix work on matrix units, as AMD's have them",
+            "two thirds of the step is fp32 matrix work, some of it perhaps on matrix units",
             rows=[
                 {
                     "rank": 0,
-                    "family": "gemm",
+                    "family": family,
                     "precision": "fp32",
-                    "tensor_cores": True,
-                    "in_steps": 6_000_000,
-                    "per_step": 3_000_000,
-                    "step_share": 0.66,
-                    "span": 5_000_000,
+                    "tensor_cores": units,
+                    "in_steps": 2 * ns,
+                    "per_step": ns,
+                    "step_share": ns / 4_545_454,
+                    "span": ns,
                 }
+                for family, units, ns in (("gemm", True, 2_000_000), ("convolution", None, 1_000_000))
             ],
             claim="Matrix work in fp32 takes 3.00 ms per step (66.0 %).",
         )
     ],
 )
-def fp32_on_matrix_units(table: pl.DataFrame) -> Iterator[Finding]:
+def fp32_matrix_work(table: pl.DataFrame) -> Iterator[Finding]:
     then = "Train in bf16 under `torch.autocast`: matrix units run it many times as fast as fp32."
-    return _slow(table, "fp32", then, tensor_cores=True)
+    return _slow(table, "fp32", then, off=False)
 
 
 @precision_mix.finding(
@@ -210,22 +211,52 @@ def fp64_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
     return _slow(table, "fp64", then)
 
 
-def _slow(table: pl.DataFrame, precision: str, then: str, *, tensor_cores: bool = False) -> Iterator[Finding]:
-    """The finding about matrix work of a precision, on matrix units or not."""
+@precision_mix.finding(
+    name="fp64-matrix-work",
+    remedies=("no-float64",),
+    verdict=Verdict("Bound by fp64 matrix work", "matrix work in fp64"),
+    examples=[
+        Shows(
+            "a third of the step is fp64 matrix work on tensor cores",
+            rows=[
+                {
+                    "rank": 0,
+                    "family": "gemm",
+                    "precision": "fp64",
+                    "tensor_cores": True,
+                    "in_steps": 6_000_000,
+                    "per_step": 3_000_000,
+                    "step_share": 0.33,
+                    "span": 5_000_000,
+                }
+            ],
+            claim="Matrix work in fp64 takes 3.00 ms per step (33.0 %).",
+        )
+    ],
+)
+def fp64_matrix_work(table: pl.DataFrame) -> Iterator[Finding]:
+    then = "Find the tensor that is float64: PyTorch makes them from NumPy arrays by default."
+    return _slow(table, "fp64", then, off=False)
+
+
+def _slow(table: pl.DataFrame, precision: str, then: str, *, off: bool = True) -> Iterator[Finding]:
+    """The finding about matrix work of a precision, off matrix units or not known to be off them."""
     matrix, unknown = table.select(
         pl.col("in_steps").sum(), unknown=pl.col("in_steps").filter(pl.col("precision").is_null()).sum()
     ).row(0)
-    slow = table.filter((pl.col("precision") == precision) & (pl.col("tensor_cores") == tensor_cores))
+    known_off = ~pl.col("tensor_cores").fill_null(True)
+    slow = table.filter((pl.col("precision") == precision) & (known_off if off else ~known_off))
     if mean_share(slow, table) < WORTH_SAYING:
         return
     time = int(slow["in_steps"].sum())
     share = min(1.0, mean_share(slow, table))
-    spans = slow.group_by("rank").agg(pl.col("span").max(), pl.col("per_step").sum())
+    of_sort = slow.group_by("rank", "tensor_cores").agg(pl.col("span").max(), pl.col("per_step").sum())
+    spans = of_sort.group_by("rank").agg(pl.col("span", "per_step").sum())
     per_step = int(spans["per_step"].sum()) // num_ranks(table)
     doubt = f"{percent(unknown, matrix)} of this matrix work does not say its precision." if unknown else ""
     yield Finding(
-        name=f"{precision}-{'on-matrix-units' if tensor_cores else 'without-tensor-cores'}",
-        claim=f"Matrix work in {precision}{'' if tensor_cores else ' without tensor cores'} takes "
+        name=f"{precision}-{'without-tensor-cores' if off else 'matrix-work'}",
+        claim=f"Matrix work in {precision}{' without tensor cores' if off else ''} takes "
         f"{milliseconds(per_step)} per step ({percent(share, 1)}).",
         ns_in_steps=int(spans["span"].sum()),
         cost_per_step=per_step,

@@ -38,6 +38,7 @@ BESIDE = (
     "They run beside other work already, and last longer than it: start them earlier, move fewer bytes (a "
     "narrower dtype), or keep on the device what is copied again in every step."
 )
+MOST = 0.6  # of what copies cost, from which on it is most of that
 HIDDEN_FROM = 0.25  # of the time that copies take, from which on they run beside other work
 
 
@@ -72,8 +73,21 @@ def _now(rows: pl.DataFrame, ranks: int) -> int:
 
 def costliest(rows: pl.DataFrame) -> str:
     """The direction in which copies and their calls cost most inside steps."""
+    return _by_direction(rows)[0][0]
+
+
+def directions(rows: pl.DataFrame) -> str:
+    """In which direction most of what copies and their calls cost is; where none has most, in which."""
+    by = _by_direction(rows)
+    whole = sum(ns for _, ns in by)
+    if by[0][1] >= MOST * whole:
+        return f"most of it {by[0][0]}"
+    return " and ".join(direction for direction, ns in by if ns >= (1 - MOST) / 2 * whole)
+
+
+def _by_direction(rows: pl.DataFrame) -> list[tuple[str, int]]:
     by = rows.group_by("direction").agg(pl.col("in_steps").sum() + pl.col("idle_in_calls").sum())
-    return by.sort("in_steps", "direction").row(-1)[0]
+    return by.sort("in_steps", "direction", descending=True).rows()
 
 
 def pinning_helps(rows: pl.DataFrame, direction: str) -> bool:

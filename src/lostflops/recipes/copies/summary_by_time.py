@@ -13,7 +13,7 @@ from lostflops.recipes.steps.totals import added_up, mean_share, num_ranks, per_
 from lostflops.tables import Copies
 
 from .beside_work import on_every_rank, summed, with_bound
-from .cost import PAGES, PINNING, advice, cost, costliest, facts, gain, held, hidden_by_nothing
+from .cost import PAGES, PINNING, advice, cost, costliest, directions, facts, gain, held, hidden_by_nothing
 
 # Share of the step from which exposed copies are worth a finding (TraceLens: 5 % in one direction).
 WORTH_SAYING = 0.05
@@ -198,11 +198,10 @@ def copy_summary_by_time(
 def copies_cost_step_time(table: pl.DataFrame) -> Iterator[Finding]:
     """One finding for all copies, with advice for the direction that costs most."""
     if mean_share(table, table) >= WORTH_SAYING:
-        most = costliest(table)
-        then, remedies = advice(table, most)
+        then, remedies = advice(table, costliest(table))
         yield Finding(
             name="copies-exposed",
-            claim=f"Copies that nothing hides cost {cost(table)}, most of it {most}.",
+            claim=f"Copies that nothing hides cost {cost(table)}, {directions(table)}.",
             evidence=(hidden_by_nothing(table), *facts(table), *held(table), *added_up(table)),
             next=then,
             remedies=remedies,

@@ -376,7 +376,7 @@ def _steps(steps: pl.DataFrame | None) -> pl.DataFrame:
     if steps is None:
         return pl.DataFrame(
             schema={
-                "rank": pl.Int32, "step": pl.Int64, "start": pl.Int64, "end": pl.Int64, "source": pl.String
+                "rank": pl.Int32, **dict.fromkeys(STEPS, pl.Int64), "source": pl.String
             }
         )  # fmt: skip
     return steps

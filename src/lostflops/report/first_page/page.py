@@ -23,10 +23,11 @@ from lostflops.version import __version__
 from . import facts, quality, roofs, step_notes
 from .budget import Budget, budget
 from .moments import Moments, moments
+from .notes.clocks_apart import with_clocks
 from .notes.lost_work import LOST, doubted, lost_work
 from .notes.of_one_run import OF_OTHER_TIMES, of_other_runs, of_other_times
 from .notes.profiler_overhead import doubting, own_work, profiler_at_work
-from .notes.shared_gpu import shared
+from .notes.shared_gpu import beside_others, is_shared, shared, verdict_beside_others
 from .notes.step_kinds import of_two_kinds
 from .pipeline import Pipeline, pipeline
 from .run import Run, recorded
@@ -212,13 +213,19 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
     if len(run.ranks) > 1 and not apart:
         apart = _kept_notes(session, "page_other_runs", lambda: _other_runs(trace, session, run, counting))
     found = tuple(map(doubted, found)) if lost else found
+    beside = is_shared(trace.manifest.quality)
+    found = tuple(map(beside_others, found)) if beside else found
     profiler = _kept_notes(session, "page_profiler", partial(_profiler, trace, session, steps, counting))
     found = doubting(found, profiler)
+    if "launch_latency" in by_name:
+        before = by_name["launch_latency"].table["worst_before_launch"].max()
+        found = with_clocks(found, before if isinstance(before, int) else None)
+    said = _verdict(trace, run, spent, skipped, by_name, found, in_graphs / max(1, kernel_time))
     told = facts.known(trace, run, spent, windows, by_name, step_notes.tell_the_period(steps, counting))
     return Page(
         lostflops=__version__,
         run=run,
-        verdict=_verdict(trace, run, spent, skipped, by_name, found, in_graphs / max(1, kernel_time)),
+        verdict=verdict_beside_others(said) if beside else said,
         notes=(
             *(["Simulated: this job never ran."] if run.simulated else ()),
             *(
@@ -240,7 +247,11 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
             *step_notes.left_out(run, steps, counting),
             *step_notes.without_common_step(run, counting),
             *step_notes.uneven(run, steps, counting, given.evaluations),
-            *_kept_notes(session, "page_step_kinds", partial(of_two_kinds, trace, run, steps, counting)),
+            *_kept_notes(
+                session,
+                "page_step_kinds",
+                partial(of_two_kinds, trace, run, steps, counting, given.evaluations),
+            ),
         ),
         figures=tuple(_figures(run, counted, spent, by_name, unclassified, kernel_time)),
         facts=replace(told, roofs=tuple(roofs.lines(run, spent, by_name))),

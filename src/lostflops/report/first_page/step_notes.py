@@ -33,6 +33,7 @@ DIFFERENT = 0.01  # of a step: host and device lengths that are further apart ar
 MOST_LISTED = 6
 # Steps so many times as long as the median, and as the longest of the others, are told; of so many at least.
 MUCH_LONGER, APART, FEWEST_UNEVEN = 2, 1.5, 4
+HOW_OFTEN = "how often that comes in the job decides what it costs."
 
 WORTH_TELLING = 0.01  # of what the GPU does while recorded
 MARKED = ("profiler", "range")
@@ -205,20 +206,18 @@ def uneven(
             "the mean: it does more, or may come back."
         )
         return
-    why = "" if evaluations is None else _evaluate(long, usual, evaluations)
+    why = evaluate(long, usual, evaluations)
     yield (
         f"{which[:1].upper()}{which[1:]} take{'s' * one} {took}, the others {milliseconds(usual)} (median)"
         f"{why}. {'It counts' if one else 'They count'} in the mean: "
-        + (
-            "how often that comes in the job decides what it costs."
-            if why
-            else f"{'it does' if one else 'they do'} more, or may come back."
-        )
+        + (HOW_OFTEN if why else f"{'it does' if one else 'they do'} more, or may come back.")
     )
 
 
-def _evaluate(long: pl.DataFrame, usual: float, evaluations: pl.DataFrame) -> str:
+def evaluate(long: pl.DataFrame, usual: float, evaluations: pl.DataFrame | None) -> str:
     """That long steps hold an evaluation, where that is most of what they are longer."""
+    if evaluations is None:
+        return ""
     inside = evaluations.filter(account=HOST).group_by("step").agg(pl.col("ns").max(), pl.col("name").first())
     held = long.join(inside, on="step", how="inner")
     if held.height < long.height or (2 * held["ns"] < held["length"] - usual).any():

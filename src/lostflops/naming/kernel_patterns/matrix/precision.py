@@ -192,10 +192,12 @@ _MATRIX = (
     ),
     PrecisionRule(
         r"^(?=.*\bck(?:_tile)?::).*?(?<![A-Za-z0-9_])"
-        r"(unsigned short|_Float16|__bf16|half_t|bhalf_t|bf16_t|float|double|b?f8_(?:fnuz|ocp)_t|signed char)"
+        r"(unsigned short|_Float16|__bf16|__hip_bfloat16|half_t|bhalf_t|bf16_t|float|double"
+        r"|b?f8_(?:fnuz|ocp)_t|signed char)"
         r"(?![A-Za-z0-9_])",
         {
-            "unsigned short": "bf16", "__bf16": "bf16", "bhalf_t": "bf16", "bf16_t": "bf16",
+            "unsigned short": "bf16", "__bf16": "bf16", "__hip_bfloat16": "bf16", "bhalf_t": "bf16",
+            "bf16_t": "bf16",
             "_Float16": "fp16", "half_t": "fp16", "float": "fp32", "double": "fp64", "signed char": "int8",
             **dict.fromkeys(("f8_fnuz_t", "f8_ocp_t", "bf8_fnuz_t", "bf8_ocp_t"), "fp8"),
         },
@@ -203,12 +205,27 @@ _MATRIX = (
         "void ck::kernel_gemm_xdl_cshuffle_v3<ck::Gridwise<unsigned short, unsigned short, float>>",
         "bf16",
     ),
+    PrecisionRule(
+        r"vllm::paged_attention\w*<(unsigned short|__nv_bfloat16|__hip_bfloat16|float)",
+        _FLOATS | {"unsigned short": "fp16"},
+        "vLLM: its fp16 is an unsigned short",
+        "void vllm::paged_attention_v2_kernel<unsigned short, unsigned short, 128, 16>(float*, float*)",
+        "fp16",
+    ),
+    # Partial products are summed in fp32, whatever was multiplied: a type beside it tells that.
+    PrecisionRule(
+        r"splitKreduce_kernel<.*?(__nv_bfloat16|__half|double)",
+        _FLOATS,
+        "cuBLAS, sums of split products",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float>(int)",
+        "bf16",
+    ),
     # Integers among the arguments of a matrix product's template are sizes.
     PrecisionRule(
         _types(_FLOATS),
         _FLOATS,
         "first floating-point type among the template arguments",
-        "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float>(int)",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, float>(int)",
         "fp32",
     ),
 )  # fmt: skip

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from lostflops.accounts import ACCOUNTS
+from lostflops.finding import Finding
 from lostflops.store.trace import GPU_SHARED, Quality
 
 
@@ -12,3 +15,28 @@ def shared(quality: Sequence[Quality], ranks: int) -> Iterator[str]:
         if fact.name == GPU_SHARED:
             whose = "this GPU" if ranks < 2 else f"the GPU of rank {fact.rank}"
             yield f"Another process works on {whose}: {fact.text}."
+
+
+UNRECORDED = ACCOUNTS["idle.unrecorded"]
+SHARES = "Not alone on its GPU"
+OR_OTHERS = "or does other work, as of the process that shares it"
+ALONE = "Give each process a GPU of its own, or a slice of one (MIG), and record again."
+MAY_TAKE = "Another process works on this GPU, and may take what is gained."
+
+
+def is_shared(quality: Sequence[Quality]) -> bool:
+    return any(fact.name == GPU_SHARED for fact in quality)
+
+
+def beside_others(finding: Finding) -> Finding:
+    """The finding where another process works on the GPU: that may be what runs in idle time that nothing
+    explains, and what a remedy gains may be its."""
+    if finding.accounts[:1] == (UNRECORDED.name,) and UNRECORDED.loss:
+        return replace(finding, claim=finding.claim.replace(UNRECORDED.loss.claim, OR_OTHERS), next=ALONE)
+    if finding.predicted is None or finding.predicted.refused:
+        return finding
+    return replace(finding, doubt=" ".join(filter(None, (MAY_TAKE, finding.doubt))))
+
+
+def verdict_beside_others(verdict: str) -> str:
+    return verdict.replace(UNRECORDED.verdict, SHARES, 1)

@@ -12,7 +12,7 @@ from lostflops.finding import milliseconds
 from lostflops.recipes.steps.beside_usual import num_kernels
 from lostflops.recipes.steps.two_kinds import longer_from
 from lostflops.report.first_page.run import Run
-from lostflops.report.first_page.step_notes import MUCH_LONGER, numbers
+from lostflops.report.first_page.step_notes import HOW_OFTEN, MUCH_LONGER, evaluate, numbers
 from lostflops.store.trace import Trace
 
 LONGER = 1.15  # times the longest of the shorter kind: the shortest of the longer one
@@ -20,11 +20,18 @@ LEAST_TURNS = 3  # of a kind that does no more or less than the others
 OTHER_WORK = 1.05  # times as many kernels
 
 
-def of_two_kinds(trace: Trace, run: Run, steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
+def of_two_kinds(
+    trace: Trace,
+    run: Run,
+    steps: pl.DataFrame,
+    counted: pl.DataFrame,
+    evaluations: pl.DataFrame | None = None,
+) -> Iterator[str]:
     """That counted steps are of two lengths, where one is at most twice the other: which, and what they do.
 
     Steps that do as much as the others are of another kind only if they come back after as many others, or
-    every machine that is busy with something else would make two kinds.
+    every machine that is busy with something else would make two kinds. `evaluations` is the table of
+    `in_evaluations`.
     """
     length = (pl.col("end") - pl.col("start")).alias("length")
     mine = steps.join(counted, on=["rank", "step"], how="semi").select("rank", "step", "start", "end", length)
@@ -51,10 +58,11 @@ def of_two_kinds(trace: Trace, run: Run, steps: pl.DataFrame, counted: pl.DataFr
             f" for {_mean([work.get(n, 0.0) for n in kind['step']]):,.0f} {what}" for kind in (few, others)
         ]
     many = "are of two kinds" if differ else "have two lengths"
+    why = evaluate(few, _mean(short["length"].to_list()), evaluations) if few is long else ""
     took, otherwise = (milliseconds(_mean(kind["length"].to_list())) for kind in (few, others))
     yield (
-        f"Steps {many}: {which} take{'s' * one} {took}{did[0]}, the others {otherwise}{did[1]}. "
-        f"The mean is over both{' kinds' if differ else ''}."
+        f"Steps {many}: {which} take{'s' * one} {took}{did[0]}, the others {otherwise}{did[1]}{why}. "
+        f"The mean is over both{' kinds' if differ else ''}{f': {HOW_OFTEN}' if why else '.'}"
     )
 
 
