@@ -170,8 +170,10 @@ def test_a_copy_pattern_reads_its_own_example(pattern: Any) -> None:
         ("void cublasLt::splitKreduce_kernel<32, 16, int, float, float>(int)", "gemm", "fp32", False),
         ("void marlin::Marlin<1125899906909960l, 256, 4>(int4 const*, float const*)", "gemm", None, None),
         (
-            "void paged_attention_ll4mi_QKV_mfma16_kernel<0, __hip_bfloat16, ck_tile::ComposedAttention<0u> >"
-            "(__hip_bfloat16 const*, float*)",
+            (
+                "void paged_attention_ll4mi_QKV_mfma16_kernel<0, __hip_bfloat16, "
+                "ck_tile::ComposedAttention<0u> >(__hip_bfloat16 const*, float*)"
+            ),
             "attention",
             "bf16",
             True,

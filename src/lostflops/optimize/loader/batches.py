@@ -105,7 +105,7 @@ def random_state() -> tuple[Any, ...]:
     return random.getstate(), torch.get_rng_state().numpy().tobytes(), *others
 
 
-class RandomNumbers:
+class RandomPlaces:
     """Where Python's, torch's and, where it is imported, NumPy's are now, to go on there again."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ def _quiet() -> Generator[None]:
 @contextmanager
 def random_numbers_kept(loader: Any) -> Generator[None]:
     """Python's, NumPy's, torch's and the loader's own random numbers are afterwards as before."""
-    numbers = RandomNumbers()
+    numbers = RandomPlaces()
     on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     generator: Any = loader.generator
     own: Any = generator.get_state() if generator is not None else None

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
 from lostflops.optimize.device import host_share
-from lostflops.optimize.loader.batches import RandomNumbers, random_state
+from lostflops.optimize.loader.batches import RandomPlaces, random_state
 from lostflops.optimize.loader.own_state import changed, own_state
 
 WATCHED = 3  # batches whose making is watched for what it changes
@@ -98,7 +98,7 @@ class Probe:
 
     def __getitem__(self, number: int) -> Seen | Failed | None:
         state = own_state(dataset=self.dataset, collate_fn=self.collate) if number < WATCHED else None
-        before, numbers = random_state(), RandomNumbers()
+        before, numbers = random_state(), RandomPlaces()
         cpu = time.process_time()
         times: list[float] = []
         made = self._made(number, times)
@@ -146,11 +146,11 @@ class Probe:
         except Exception as error:
             return Failed("collating a batch", _said(error))
 
-    def _comes_again(self, batch: Any, numbers: RandomNumbers) -> bool:
+    def _comes_again(self, batch: Any, numbers: RandomPlaces) -> bool:
         """Whether the same random numbers make the first batch again: if not, it is made of something that
         making it changes, wherever that is (a global, an attribute of the class, an iterator)."""
         self._iterator = None  # a stream that begins anew gives the same, and goes on
-        after = RandomNumbers()
+        after = RandomPlaces()
         numbers.restore()
         again = self._made(0, [])
         after.restore()

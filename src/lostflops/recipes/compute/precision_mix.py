@@ -8,20 +8,14 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.columns import Count, Flag, Id, Name, Ratio, Share, Time
-from lostflops.finding import Finding, Verdict, milliseconds, percent
+from lostflops.finding import Finding, Verdict
 from lostflops.recipe import Bars, Example, Shows, recipe
-from lostflops.recipes.steps.totals import (
-    mean_share,
-    nothing_elsewhere,
-    num_ranks,
-    per_step,
-    time_shares,
-)
+from lostflops.recipes.steps.totals import nothing_elsewhere, per_step, time_shares
 from lostflops.tables import Kernels
 
+from .slow_arithmetic import slow_matrix_work
+
 MATRIX_WORK = ("gemm", "attention", "convolution")
-# Share of the step from which slow arithmetic is worth a finding.
-WORTH_SAYING = 0.05
 SORTS = ("precision", "tensor_cores")
 
 
@@ -144,7 +138,7 @@ def _spans(kernels: pl.LazyFrame, counted: pl.LazyFrame) -> pl.LazyFrame:
     verdict=Verdict("Bound by fp32 compute", "matrix work in fp32 without tensor cores"),
 )
 def fp32_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
-    return _slow(
+    return slow_matrix_work(
         table,
         "fp32",
         "Train in bf16 under `torch.autocast` (before Ampere in fp16, with a gradient scaler), or, from "
@@ -180,7 +174,7 @@ def fp32_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
 )
 def fp32_matrix_work(table: pl.DataFrame) -> Iterator[Finding]:
     then = "Train in bf16 under `torch.autocast`: matrix units run it many times as fast as fp32."
-    return _slow(table, "fp32", then, off=False)
+    return slow_matrix_work(table, "fp32", then, off=False)
 
 
 @precision_mix.finding(
@@ -208,7 +202,7 @@ def fp32_matrix_work(table: pl.DataFrame) -> Iterator[Finding]:
 )
 def fp64_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
     then = "Find the tensor that is float64: PyTorch makes them from NumPy arrays by default."
-    return _slow(table, "fp64", then)
+    return slow_matrix_work(table, "fp64", then)
 
 
 @precision_mix.finding(
@@ -236,43 +230,4 @@ def fp64_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
 )
 def fp64_matrix_work(table: pl.DataFrame) -> Iterator[Finding]:
     then = "Find the tensor that is float64: PyTorch makes them from NumPy arrays by default."
-    return _slow(table, "fp64", then, off=False)
-
-
-def _slow(table: pl.DataFrame, precision: str, then: str, *, off: bool = True) -> Iterator[Finding]:
-    """The finding about matrix work of a precision, off matrix units or not known to be off them."""
-    matrix, unknown = table.select(
-        pl.col("in_steps").sum(), unknown=pl.col("in_steps").filter(pl.col("precision").is_null()).sum()
-    ).row(0)
-    known_off = ~pl.col("tensor_cores").fill_null(True)
-    slow = table.filter((pl.col("precision") == precision) & (known_off if off else ~known_off))
-    if mean_share(slow, table) < WORTH_SAYING:
-        return
-    time = int(slow["in_steps"].sum())
-    share = min(1.0, mean_share(slow, table))
-    of_sort = slow.group_by("rank", "tensor_cores").agg(pl.col("span").max(), pl.col("per_step").sum())
-    spans = of_sort.group_by("rank").agg(pl.col("span", "per_step").sum())
-    per_step = int(spans["per_step"].sum()) // num_ranks(table)
-    doubt = f"{percent(unknown, matrix)} of this matrix work does not say its precision." if unknown else ""
-    yield Finding(
-        name=f"{precision}-{'without-tensor-cores' if off else 'matrix-work'}",
-        claim=f"Matrix work in {precision}{' without tensor cores' if off else ''} takes "
-        f"{milliseconds(per_step)} per step ({percent(share, 1)}).",
-        ns_in_steps=int(spans["span"].sum()),
-        cost_per_step=per_step,
-        shared=True,
-        gain="at most",
-        evidence=(
-            f"{percent(time, matrix)} of the matrix work inside steps",
-            *_by_family(slow, num_ranks(table)),
-        ),
-        next=then,
-        doubt=doubt,
-        accounts=("compute",),
-    )
-
-
-def _by_family(rows: pl.DataFrame, ranks: int) -> Iterator[str]:
-    by = rows.group_by("family").agg(pl.col("per_step").sum()).filter(pl.col("per_step") > 0).sort("family")
-    for family, time in by.iter_rows():
-        yield f"{family}: {milliseconds(time // ranks)} per step"
+    return slow_matrix_work(table, "fp64", then, off=False)
