@@ -334,7 +334,7 @@ def test_what_a_trainer_logs_is_read_from_outside_too(
 ) -> None:
     """`lostflops record` wraps the Trainer's `log`, in jobs without a callback of ours."""
     told: list[Any] = []
-    monkeypatch.setattr(hooks, "CLOCK", SimpleNamespace(on=True, logged=told.append))
+    monkeypatch.setattr(hooks, "CLOCK", SimpleNamespace(on=True, window=None, logged=told.append))
     made = trainer(tmp_path, [], eval_strategy="steps", eval_steps=3)
     module = pytest.importorskip("transformers.trainer")
     monkeypatch.setattr(module.Trainer, "log", module.Trainer.log)  # put back afterwards

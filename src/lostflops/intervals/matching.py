@@ -264,10 +264,13 @@ def _members_of(
 
 def _num_memberships(known: pl.DataFrame) -> int:
     """How many different sets of ranks the job's process groups join, those of one rank apart."""
+    told = known.drop_nulls("groups")
+    if told.is_empty():  # its lists may be of no kind then
+        return 0
     members = pl.col("groups").explode(empty_as_null=True).struct.field("ranks")
-    told = known.lazy().drop_nulls("groups").select(members).filter(pl.col("ranks").list.len() > 1)
     listed = pl.col("ranks").list.sort().cast(pl.List(pl.String)).list.join(" ")
-    return told.select(listed.n_unique()).collect().item()
+    several = told.lazy().select(members).filter(pl.col("ranks").list.len() > 1)
+    return several.select(listed.n_unique()).collect().item()
 
 
 def _members(group: str) -> set[int]:

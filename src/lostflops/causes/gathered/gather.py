@@ -134,7 +134,7 @@ def gather(
 
     def folded(name: str, empty: pl.Schema, fold: Callable[[], pl.DataFrame]) -> pl.DataFrame:
         try:
-            return session.folded(f"page_{name}", fold)
+            return session.folded(f"cause_{name}", fold)  # the page has folds of its own
         except LostflopsError:  # what one recipe cannot answer must not cost the reader the page
             return empty.to_frame()
 
@@ -247,7 +247,7 @@ def gather(
         clocks_apart=_clocks_apart(trace) if many else 0,
         with_frames=frozenset(folded("with_frames", RANKS, with_frames)["rank"]) if many else frozenset(),
         loops=frozenset(folded("loops", LOOPS, lambda: loops_over_steps(trace, counted))["name"]),
-        passes=frozenset(folded("passes", LOOPS, lambda: holds_passes(trace))["name"]),
+        passes=frozenset(folded("hold_passes", LOOPS, lambda: holds_passes(trace))["name"]),
         gpus=_of_ranks(trace, "gpu", pl.String),
         hosts=_of_ranks(trace, "host", pl.Int64),
         gained=partial(_gained, session),
