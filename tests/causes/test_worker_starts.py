@@ -82,3 +82,20 @@ def test_the_first_step_of_each_epoch_is_one_cause() -> None:
     (told,) = outlier(workers=workers((10, 1, 2, 20)), at=10)
     assert told.claim.startswith("Every 5th step") and "Step 10 took 73.1 ms" in told.evidence[0]
     assert told.next.endswith("`--steps 10` shows one.") and told.remedies == ()
+
+
+def test_a_pause_between_windows_is_not_told_to_give_workers_to_a_loader_that_has_some() -> None:
+    """The window lies in the middle of an epoch: workers are used in it and start in no step."""
+    used = workers((3, 0, 0, 0))
+    for remedy, rows, kept in (
+        ("loader-workers", used, False),
+        ("loader-workers", workers(), True),
+        ("gc-freeze", used, True),
+    ):
+        pause = finding(
+            "pause-not-recorded", "", 9, recipe="step_log_pauses", accounts=(), remedies=(remedy,)
+        )
+        (told,) = page(pause, workers=rows)
+        assert (told == pause) is kept
+        assert kept or (told.remedies == () and told.next.startswith("This loader has worker processes: if"))
+        assert told.next.endswith("n")  # the step to record
