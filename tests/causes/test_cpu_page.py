@@ -1,0 +1,72 @@
+"""What only a page of a CPU job asks of its recording reaches the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lostflops
+from made_runs import MS, made
+
+WEIGHTS = {"shapes": "[[200000,64]]", "dtypes": '["float"]'}  # 51.2 MB
+
+
+def step(begin: int) -> dict[str, list[tuple[str, int, int]]]:
+    """A step of 100 ms: names with start and end, ms."""
+    rows = {
+        "ranges": [
+            ("enumerate(DataLoader)#start of 2 worker processes", 21, 31),
+            ("forward#Net", 31, 40),
+            ("backward", 40, 62),
+            ("Optimizer.step#Adam.step", 62, 100),
+        ],
+        "frames": [("a.py(3): augment", 0, 21), ("torch/optim/adam.py(347): _single_tensor_adam", 62, 90)],
+        "kernels": [
+            ("aten::rot90", 1, 20),
+            ("aten::linear", 31, 40),
+            ("AddmmBackward0", 40, 48),
+            ("SlowBackward", 48, 62),
+            ("aten::sqrt", 90, 99),
+        ],
+    }
+    return {kind: [(name, begin + s, begin + e) for name, s, e in told] for kind, told in rows.items()}
+
+
+def test_what_is_known_of_a_cpu_alone_is_asked_for_and_told(tmp_path: Path) -> None:
+    told = [step(100 * n) for n in range(3)]
+    rows = {
+        kind: [
+            {"name": name, "start": s * MS, "end": e * MS, "thread": 7}
+            for each in told
+            for name, s, e in each[kind]
+        ]
+        for kind in told[0]
+    }
+    phases = {"aten::linear": "forward", "aten::sqrt": "optimizer", "aten::rot90": None}
+    tables: dict[str, Any] = {
+        **rows,
+        "operators": [
+            row
+            | WEIGHTS
+            | {"phase": phases.get(row["name"], "backward")}
+            | {"sequence": n // 5 if phases.get(row["name"], "backward") in ("forward", "backward") else -1}
+            for n, row in enumerate(rows["kernels"])
+        ],
+        "kernels": [row | {"launch_start": row["start"]} for row in rows["kernels"]],
+        "ranks": [{"start": 0, "end": 300 * MS, "world_size": 1, "device_kind": "cpu", "main_thread": 7}],
+        "steps": [
+            {"step": n, "complete": True, "source": "profiler"}
+            | {
+                f"{of}{at}": 100 * MS * (n + k)
+                for of in ("", "host_")
+                for k, at in enumerate(("start", "end"))
+            }
+            for n in range(3)
+        ],
+    }
+    page = lostflops.why(made(tmp_path, tables))
+    found = {finding.name: finding for finding in page.findings}
+    assert "mostly in `augment`" in found["operators-outside-passes"].claim
+    assert found["autograd-function-in-python"].claim.startswith("`SlowBackward`")
+    assert "the CPU frees memory of large tensors" in found["host-busy-elsewhere"].claim
+    assert "starts 2 worker processes" in found["data-loading-starves-device"].claim
