@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lostflops
+from lostflops.finding import Finding
 from made_runs import MS, made
 
-WEIGHTS = {"shapes": "[[200000,64]]", "dtypes": '["float"]'}  # 51.2 MB
+ADAM = ("torch/optim/adam.py(347): _single_tensor_adam", 62, 90)
+BACKWARD = ("torch/_tensor.py(570): backward", 40, 62)
 
 
-def step(begin: int) -> dict[str, list[tuple[str, int, int]]]:
+def step(begin: int, frames: Sequence[tuple[str, int, int]]) -> dict[str, list[tuple[str, int, int]]]:
     """A step of 100 ms: names with start and end, ms."""
     rows = {
         "ranges": [
             ("enumerate(DataLoader)#start of 2 worker processes", 21, 31),
             ("forward#Net", 31, 40),
             ("backward", 40, 62),
-            ("Optimizer.step#Adam.step", 62, 100),
+            ("Optimizer.step#Adam.step", 90, 100),
         ],
-        "frames": [("a.py(3): augment", 0, 21), ("torch/optim/adam.py(347): _single_tensor_adam", 62, 90)],
+        "frames": [("a.py(3): augment", 0, 21), BACKWARD, *frames],
         "kernels": [
             ("aten::rot90", 1, 20),
             ("aten::linear", 31, 40),
             ("AddmmBackward0", 40, 48),
             ("SlowBackward", 48, 62),
+            ("aten::neg", 83, 89),
             ("aten::sqrt", 90, 99),
         ],
     }
     return {kind: [(name, begin + s, begin + e) for name, s, e in told] for kind, told in rows.items()}
 
 
-def test_what_is_known_of_a_cpu_alone_is_asked_for_and_told(tmp_path: Path) -> None:
-    told = [step(100 * n) for n in range(3)]
+def why(folder: Path, *frames: tuple[str, int, int]) -> tuple[str, dict[str, Finding]]:
+    """The first sentence and the findings about three such steps."""
+    told = [step(100 * n, frames) for n in range(3)]
     rows = {
         kind: [
             {"name": name, "start": s * MS, "end": e * MS, "thread": 7}
@@ -42,14 +47,17 @@ def test_what_is_known_of_a_cpu_alone_is_asked_for_and_told(tmp_path: Path) -> N
         ]
         for kind in told[0]
     }
-    phases = {"aten::linear": "forward", "aten::sqrt": "optimizer", "aten::rot90": None}
+    phases = {"aten::linear": "forward", "AddmmBackward0": "backward", "SlowBackward": "backward"}
+    phases |= {"aten::sqrt": "optimizer", "aten::neg": "optimizer"}
     tables: dict[str, Any] = {
         **rows,
         "operators": [
             row
-            | WEIGHTS
-            | {"phase": phases.get(row["name"], "backward")}
-            | {"sequence": n // 5 if phases.get(row["name"], "backward") in ("forward", "backward") else -1}
+            | {"shapes": "[[200000,64]]", "dtypes": '["float"]'}  # 51.2 MB
+            | {
+                "phase": phases.get(row["name"]),
+                "sequence": n // 6 if row["name"] in list(phases)[:3] else -1,
+            }
             for n, row in enumerate(rows["kernels"])
         ],
         "kernels": [row | {"launch_start": row["start"]} for row in rows["kernels"]],
@@ -64,9 +72,18 @@ def test_what_is_known_of_a_cpu_alone_is_asked_for_and_told(tmp_path: Path) -> N
             for n in range(3)
         ],
     }
-    page = lostflops.why(made(tmp_path, tables))
-    found = {finding.name: finding for finding in page.findings}
+    page = lostflops.why(made(folder, tables))
+    return page.verdict, {finding.name: finding for finding in page.findings}
+
+
+def test_what_is_known_of_a_cpu_alone_is_asked_for_and_told(tmp_path: Path) -> None:
+    _, found = why(tmp_path, ADAM)
     assert "mostly in `augment`" in found["operators-outside-passes"].claim
     assert found["autograd-function-in-python"].claim.startswith("`SlowBackward`")
     assert "the CPU frees memory of large tensors" in found["host-busy-elsewhere"].claim
     assert "starts 2 worker processes" in found["data-loading-starves-device"].claim
+    _, found = why(tmp_path, ("a.py(5): tally", 62, 90))
+    python = found["host-busy-elsewhere"]
+    assert python.evidence[0].startswith("`tally` (a.py:5) takes 28.0 ms per step with operators")
+    _, found = why(tmp_path, ("a.py(5): closure", 40, 90))
+    assert found["host-busy-elsewhere"].next.startswith("`closure` (a.py:5) holds a backward pass")

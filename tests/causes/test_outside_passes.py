@@ -108,6 +108,7 @@ def test_operators_outside_are_told_with_what_calls_them_and_a_bound(
     "known", [{"passes": {AUGMENT}}, {"on_host": False}, {"outside": 19}, {"told": True}, {"in one": 9}]
 )
 def test_one_cause_is_told_once_and_from_a_tenth_of_a_step_on(known: dict[str, Any]) -> None:
+    known = dict(known)
     each = ("step", "0", known.pop("in one", 40))
     rows = outside(("operator", "aten::mul", known.pop("outside", 40)), ("function", AUGMENT, 40), each)
     python = finding(
