@@ -39,6 +39,8 @@ def run(folder: Path, **more: Any) -> Any:
     ]
     columns = ["name", "start", "end", "sequence", "phase"]
     rows = [dict(zip(columns, row, strict=True)) | {"thread": 7} for row in told]
+    # A thread of its own, as of a loader, neither trains nor is held up.
+    rows += [{**rows[0], "name": "aten::flip", "phase": "backward", "sequence": -1, "thread": 8}]
     kernels = [{k: row[k] for k in ("name", "start", "end", "thread")} for row in rows]
     ranges = [
         (MODEL, 118, 133),
@@ -86,26 +88,39 @@ LEDGER = [(0, step, "compute", 100) for step in range(2)]
 @pytest.mark.parametrize(
     ("more", "says", "then"),
     [
-        ([], ": `aten::mul` (20.0 ms).", "To see which functions call them, record call stacks"),
+        ([], ": `aten::mul` (19.0 ms).", "To see which functions call them, record call stacks"),
         ([("function", AUGMENT, 20)], ", mostly in `augment` (10.0 ms): ", "Make `augment` (a.py:3) cheaper"),
         ([("model", OTHER, 30)], ", mostly in passes of `Teacher` without gradients (15.0 ms)", "If this"),
-        ([("function", AUGMENT, 19)], ": `aten::mul` (20.0 ms).", "To see"),
+        ([("function", AUGMENT, 19)], ": `aten::mul` (19.0 ms).", "To see"),
     ],
 )
 def test_operators_outside_are_told_with_what_calls_them_and_a_bound(
     more: list[tuple[str, str, int]], says: str, then: str
 ) -> None:
-    rows = outside(("operator", "aten::mul", 40), ("bound", "", 50), ("step", "0", 30), *more)
+    parts = ("operator", "aten::mul", 38), ("operator", "aten::add", 2)
+    rows = outside(*parts, ("bound", "", 50), ("step", "0", 30), *more)
     (told,) = page(ledger=LEDGER, join=computes_outside, on_host=True, outside=rows)
     assert told.claim.startswith(
         "Operators outside of passes that train and of the optimizer take 20.0 ms per"
     )
     assert says in told.claim and told.next.startswith(then)
     assert (told.gain, told.ns_per_step, told.size) == ("at most", 25 * MS, 20 * MS)
+    assert "aten::add" not in told.claim
+    two = [(rank, 0, "compute", 100) for rank in range(2)]  # which may wait for each other
+    (told,) = page(ledger=two, join=computes_outside, on_host=True, outside=rows)
+    assert (told.gain, told.ns_per_step, told.size) == ("unknown", 0, 20 * MS)
 
 
 @pytest.mark.parametrize(
-    "known", [{"passes": {AUGMENT}}, {"on_host": False}, {"outside": 19}, {"told": True}, {"in one": 9}]
+    "known",
+    [
+        {"passes": {AUGMENT}},
+        {"on_host": False},
+        {"outside": 19},
+        {"told": True},
+        {"in one": 9},
+        {"evaluates": 10},
+    ],
 )
 def test_one_cause_is_told_once_and_from_a_tenth_of_a_step_on(known: dict[str, Any]) -> None:
     known = dict(known)
@@ -115,6 +130,8 @@ def test_one_cause_is_told_once_and_from_a_tenth_of_a_step_on(known: dict[str, A
         "host-busy-elsewhere", PYTHON, 9, "It idles while the CPU runs Python: `augment` (9.00 ms)."
     )
     others = [python] if known.pop("told", False) else []
+    if "evaluates" in known:
+        others = [finding("evaluation-inside-step", PYTHON, known.pop("evaluates"))]
     found = page(*others, ledger=LEDGER, join=computes_outside, **{"on_host": True, "outside": rows} | known)
     assert ["mostly in" in f.claim for f in found if f not in others] == (
         [False] if "passes" in known else []
@@ -194,3 +211,8 @@ def test_python_of_an_autograd_function_is_told_although_its_row_is_an_operator(
         rows = pl.DataFrame([(0, "SlowBackward", ms * MS)], OWN_FUNCTIONS, orient="row")
         found = page(ledger=LEDGER, join=runs_own_functions, on_host=True, own_functions=rows)
         assert [(f.gain, f.ns_per_step) for f in found] == [("at most", 5 * MS)] * many
+    rows = pl.DataFrame([(0, "SlowBackward", 20 * MS)], OWN_FUNCTIONS, orient="row")
+    two = [(rank, 0, "compute", 100) for rank in range(2)]
+    (one,) = page(ledger=two, join=runs_own_functions, on_host=True, own_functions=rows)
+    assert (one.gain, one.ns_per_step, one.size) == ("unknown", 0, 10 * MS)
+    assert not page(ledger=two, join=runs_own_functions, own_functions=rows)
