@@ -466,6 +466,8 @@ def test_short_pauses_that_are_mostly_of_one_function_are_told_with_it() -> None
     other = finding("host-busy-elsewhere", PYTHON, 16, "Other code.")
     (told,) = page(other, ledger=ledger, names=names, on_host=True)
     assert told.claim.endswith("in the short pauses between operators, mostly in `clip_each`.")
+    # Fewer operators also compute for less time.
+    assert (told.gain, told.ns_per_step, told.size) == ("unknown", 0, 16 * MS)
     assert told.next.startswith("Do the same in fewer operators inside `clip_each` (a.py:6): a larger batch")
     for alike in ([names[0], (0, PYTHON, script, 14)], [(0, PYTHON, f"{n} in {inside}", 8) for n in "ab"]):
         (told,) = page(other, ledger=ledger, names=alike, on_host=True)

@@ -77,6 +77,13 @@ def test_what_other_steps_pause_as_well_stays_with_the_larger_of_its_causes() ->
     none = [replace(one, ns_per_step=0) for one in (small, large)]
     told = {found.name: found for found in page(*none, ledger=ledger, saving=saves)}
     assert told["saving-slows-launches"].ns_per_step == 15 * MS
+    # On a CPU the thread that saves slows operators as well.
+    told = {found.name: found for found in page(small, ledger=ledger, saving=saves, on_host=True)}
+    saving = told["saving-slows-launches"]
+    assert (saving.gain, saving.ns_per_step, saving.size) == ("unknown", 0, 15 * MS)
+    assert (
+        saving.claim.startswith("Nothing computes for 15.0 ms") and "between operators" in saving.evidence[0]
+    )
 
 
 def test_one_fact_about_allocating_is_enough() -> None:

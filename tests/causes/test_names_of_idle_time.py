@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -157,3 +158,13 @@ def test_a_function_that_holds_a_backward_pass_is_not_to_be_taken_out_of_the_ste
     one = finding("host-busy-elsewhere", PYTHON, 20, "The GPU idles while the CPU runs other code.")
     (told,) = page(one, names=[(0, PYTHON, "a.py(3): closure", 80)], passes=passes)
     assert told.next.startswith("`closure` (a.py:3) holds a backward pass") and not told.edit
+    # On a CPU its operators stay, and its short pauses are what they cost.
+    known: dict[str, Any] = {"on_host": True, "spent_in": lambda names: 400 * MS * bool(names)}
+    ledger: Rows = [(0, n, account, ms) for n in range(4) for account, ms in (("compute", 80), (PYTHON, 20))]
+    for long, bound in ((80, 20 * MS), (0, 0)):
+        (told,) = page(
+            one, ledger=ledger, names=[(0, PYTHON, "a.py(3): closure", 80)], passes=passes,
+            in_long_pauses=long * MS, **known,
+        )  # fmt: skip
+        assert told.ns_per_step == bound
+    assert told.claim.endswith("in the short pauses between operators.")

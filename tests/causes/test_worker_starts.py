@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from by_hand import DATA, MS, finding, page
+from by_hand import DATA, MS, PYTHON, finding, page
 from lostflops.recipes.needless.started_workers import WORKERS, of_workers
 from made_runs import made
 
@@ -53,15 +53,16 @@ def test_a_start_in_some_steps_is_told_with_how_often() -> None:
         (0, step, account, took) for step in range(2) for account, took in (("compute", 90), (DATA, 10))
     ]
     one = finding("data-loading-starves-device", DATA, 10, CLAIM)
-    (found,) = page(one, ledger=ledger, workers=workers((1, 1, 2, 16)))
+    (found,) = page(one, ledger=ledger, workers=workers((1, 1, 2, 16), (0, 0, 0, 0)))
     assert found.claim == f"{CLAIM[:-1]}: 80.0 % of it starts 2 worker processes, in 1 of 2 steps."
     assert found.next.startswith("Keep the workers for the next epoch: `persistent_workers=True`")
     assert (found.remedies, found.edit) == ((), "none")
 
 
 def outlier(**more: Any) -> Any:
-    row = {"rank": [0], "step": [10], "longer": [50 * MS]}
-    one = finding("outlier-step", DATA, 0, LONG, recipe="outlier_steps", next="Give it workers.")
+    row = {"rank": [0, 0], "step": [10, 12], "longer": [50 * MS, 90 * MS]}
+    of = more.pop("of", DATA)
+    one = finding("outlier-step", of, 0, LONG, recipe="outlier_steps", next="Give it workers.")
     pause = finding(
         "pause-left-out", DATA, 9, "Every 5th step is 50.0 ms longer.", recipe="step_log_pauses", accounts=()
     )
@@ -73,12 +74,33 @@ def test_a_long_step_that_starts_workers_is_not_told_to_have_some() -> None:
     assert outlier()[1].next == "Give it workers."  # nothing is known of any
     _, has = outlier(workers=workers((10, 1, 2, 9)))
     assert has.claim == LONG and has.next.startswith("This loader has worker processes.")
-    _, starts = outlier(workers=workers((10, 1, 2, 20)))
+    _, python = outlier(workers=workers((10, 1, 2, 20)), of=PYTHON)
+    assert python.next == "Give it workers."
+    assert outlier(workers=workers((12, 1, 2, 20)))[1].next == "Give it workers."  # another long step's
+    _, starts = outlier(workers=workers((10, 1, 2, 20), (12, 1, 2, 80)))
     assert "; 20.0 ms of it starts 2 worker processes of the loader. It is left out" in starts.claim
     assert starts.next.startswith("Keep the workers for the next epoch")
 
 
 def test_the_first_step_of_each_epoch_is_one_cause() -> None:
+    assert len(outlier(workers=workers((10, 1, 2, 9)), at=10)) == 2  # not for the start of its workers
     (told,) = outlier(workers=workers((10, 1, 2, 20)), at=10)
     assert told.claim.startswith("Every 5th step") and "Step 10 took 73.1 ms" in told.evidence[0]
     assert told.next.endswith("`--steps 10` shows one.") and told.remedies == ()
+
+
+def test_a_pause_between_windows_is_not_told_to_give_workers_to_a_loader_that_has_some() -> None:
+    """The window lies in the middle of an epoch: workers are used in it and start in no step."""
+    used = workers((3, 0, 0, 0))
+    for remedy, rows, kept in (
+        ("loader-workers", used, False),
+        ("loader-workers", workers(), True),
+        ("gc-freeze", used, True),
+    ):
+        pause = finding(
+            "pause-not-recorded", "", 9, recipe="step_log_pauses", accounts=(), remedies=(remedy,)
+        )
+        (told,) = page(pause, workers=rows)
+        assert (told == pause) is kept
+        assert kept or (told.remedies == () and told.next.startswith("This loader has worker processes: if"))
+        assert told.next.endswith("n")  # the step to record

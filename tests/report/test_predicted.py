@@ -51,6 +51,7 @@ def predicted(findings: Sequence[Finding], session: Any) -> tuple[Finding, ...]:
     [
         (PredictedGain(20 * MS, 15 * MS, 24 * MS), f"{TWENTY}, between 15.0 ms and 24.0 ms; "),
         (PredictedGain(20 * MS, -3 * MS, 24 * MS), f"{EITHER} 3.00 ms and a gain of 24.0 ms; "),
+        (PredictedGain(20 * MS, -100, 24 * MS), f"{TWENTY}, between nothing and 24.0 ms; "),
         (PredictedGain(20 * MS, 100, 24 * MS), f"{TWENTY}, between nothing and 24.0 ms; "),
         (PredictedGain(100, -2 * MS, 3 * MS), f"{EITHER} 2.00 ms and a gain of 3.00 ms; "),
         (PredictedGain(0, 0, 0), "predicted no gain; "),
@@ -101,6 +102,9 @@ def test_the_foot_says_what_the_replay_misses_or_why_it_is_refused() -> None:
     of_edit = a_finding(predicted=PredictedGain(refused="nothing to overlap", of_edit=True))
     assert about_gains([of_edit]) == ""
     assert about_gains([sure, of_edit]) == f"{off} {adding}"
+    assert (
+        about_gains([a_finding(predicted=PredictedGain(MS, -2 * MS, 3 * MS))]) == ""
+    )  # nothing is predicted
     assert about_gains([a_finding()]) == ""
     assert about_gains([a_finding(), a_finding()]) == adding
 

@@ -42,6 +42,7 @@ UNEXPLAINED = "idle-unexplained"
 # Accounts in which a thread that is blocked has its reason.
 WAITING = ("idle.data_loading", "idle.host_synchronisation", "communication.")
 BLOCKED_BY = "a lock (Python's own, which another thread may hold), a file, another process, or a sleep"
+FIND_OUT = "Find out what the training thread waits for"
 MAY_BE_BLOCKED = (
     "Linux counts {} per step in which the training thread is blocked: it may wait here instead of running, "
     "or in operators for their own threads."
@@ -66,6 +67,7 @@ IN_ONE_LAUNCH = (
 )
 GRAPHS = "cuda-graphs"  # the remedy
 COLLECTS_FROM = 0.05  # of step time
+MAY_EXPLAIN = 0.5  # of pauses that nothing explains, from which on waiting for a core is told of them
 RECORD_STACKS = re.compile(r"Record call stacks: .*|To see which Python .*")
 
 
@@ -282,13 +284,14 @@ def _slowed_by_saving(page: PageFindings) -> None:
     page.put(
         Finding(
             name=SLOWED.name,
-            claim=f"The GPU idles {page.share(cost)} as the CPU is slow while another thread saves a "
-            "checkpoint.",
-            gain="at most",
-            ns_per_step=max(cost, *(member.ns_per_step for member in members)),
+            claim=f"{'Nothing computes for' if given.on_host else 'The GPU idles'} {page.share(cost)} as the "
+            "CPU is slow while another thread saves a checkpoint.",
+            # That thread slows a processor's operators, too.
+            gain="unknown" if given.on_host else "at most",
+            ns_per_step=0 if given.on_host else max(cost, *(member.ns_per_step for member in members)),
             cost_per_step=cost,
             evidence=(
-                f"pauses between launches take {compared}",
+                f"pauses between {'operators' if given.on_host else 'launches'} take {compared}",
                 f"the other thread is in {spoken(given.saving['name'][0])}",
             ),
             next="Save in a process of its own, which has its own Python lock, or less often.",
@@ -361,17 +364,31 @@ def _blocked(page: PageFindings) -> None:
                     *finding.evidence,
                     f"Linux counts {milliseconds(blocked)} per step in which the training thread is blocked",
                 ),
-                next=f"Find out what the training thread waits for: {BLOCKED_BY}.{stacks}",
+                next=f"{FIND_OUT}: {BLOCKED_BY}.{stacks}",
             ),
         )
         blocked -= finding.size
 
 
 def _without_core(page: PageFindings) -> None:
-    """A thread that has no core for a while may be in a pause then or in an operator: none tells which."""
-    waits = page.of("waits-for-a-core")
+    """A thread that has no core for a while may be in a pause then or in an operator: none tells which.
+
+    Pauses of which nothing is known and that such waiting may well explain are no cause beside it.
+    """
+    waits, untold = page.of("waits-for-a-core"), page.of(UNEXPLAINED)
     if waits is None or not page.given.on_host:
         return
+    is_blocked = untold is None or untold.doubt or untold.next.startswith(FIND_OUT)  # and not ready to run
+    if untold is not None and not is_blocked and waits.size >= MAY_EXPLAIN * untold.size:
+        much = milliseconds(min(waits.size, untold.size))
+        page.drop(untold)
+        fact = f"{untold.claim.rstrip('.')}: up to {much} of it may be this waiting"
+        told = replace(
+            waits,
+            evidence=(*waits.evidence, fact),
+            next=f"{waits.next} To see what the rest is: {untold.next[:1].lower()}{untold.next[1:]}",
+        )
+        page.replace(waits, told)
     for finding in filter(None, (page.of(BY_NAME), page.of(UNEXPLAINED))):
         much = milliseconds(min(waits.size, finding.size))
         fact = f"up to {much} of it may be waiting for a core, which another finding tells"

@@ -352,6 +352,14 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
     )
 
 
+def _by_operators(name: str) -> bool:
+    """Whether what is advised about a name makes operators of a CPU fewer or faster, too."""
+    still = stands_still(name)
+    if still is not None:
+        return still == NO_CORE
+    return name.startswith(OPTIMIZERS) or bool(ON_CPU.search(name)) or not _is_work(name)
+
+
 def _is_work(name: str) -> bool:
     """Whether a name is of one thing that is done, and not of a phase that holds all that a step does."""
     what = name.partition(" in ")[0]
@@ -411,6 +419,10 @@ def between_operators(page: PageFindings) -> None:
         replace(
             other,
             claim=f"Nothing computes for {page.share(other.size)} {BETWEEN_OPERATORS}{where}.",
+            # Fewer operators save time of their own as well.
+            gain="unknown",
+            ns_per_step=0,
+            cost_per_step=other.size,
             next=f"Do the same in fewer operators{f' inside {spoken(inside)}' if inside else ''}: a larger "
             "batch, or `torch.compile`.",
             edit="",
@@ -421,17 +433,24 @@ def between_operators(page: PageFindings) -> None:
 def with_operators(page: PageFindings) -> None:
     """On a CPU, operators of a function that is taken out go, too: the bound counts them.
 
-    What is predicted without the Python alone is then no prediction of that.
+    What is predicted without the Python alone is then no prediction of that. Where fewer or faster operators
+    are advised there is no bound: they save time of their own.
     """
     given, found = page.given, page.of(BY_NAME)
     if found is None or not given.on_host or BETWEEN_OPERATORS in found.claim or found.gain != "at most":
         return
     parts = _by_function(names_of(page, OTHER_HOST))
     largest = [name for name, ns in parts[:2] if ns >= NAMED_FROM * found.size]
+    if largest and not _holds(page, largest[0]) and _by_operators(largest[0]):
+        page.replace(
+            found, replace(found, gain="unknown", ns_per_step=0, cost_per_step=found.size, edit=NO_EDIT)
+        )
+        return
     work = [name for name in largest if _is_work(name) and not _holds(page, name)]
-    functions = list(dict.fromkeys(function for name in work if (function := _users_function(name))))
+    of = {name: _users_function(name) or name.partition(" in ")[0] for name in work}
+    functions = list(dict.fromkeys(of.values()))
     whole = given.spent_in(functions) // max(1, given.num_steps) if functions else 0
-    more = whole - sum(ns for name, ns in parts if _users_function(name) in functions)
+    more = whole - sum(ns for name, ns in parts if name in of or _users_function(name) in functions)
     if more < NAMED_FROM * found.size:
         return
     fact = (

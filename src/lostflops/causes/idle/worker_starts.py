@@ -25,6 +25,11 @@ HAS_WORKERS = (
     "This loader has worker processes. If an epoch begins in that step, `persistent_workers=True` keeps them "
     "for it; if a single sample is slow, a larger `prefetch_factor` helps."
 )
+NOT_RECORDED, MORE_WORKERS = "pause-not-recorded", "loader-workers"
+OF_OTHER_STEPS = (
+    "This loader has worker processes: if an epoch begins in these steps, `persistent_workers=True` keeps "
+    "them for it."
+)
 MADE_LONG = re.compile(r"; [^;]*(?=\. It is left out of the mean)")
 
 
@@ -39,6 +44,9 @@ def starts_workers(page: PageFindings) -> None:
     loading, started = page.about(LOADING), int(counted["ns"].sum()) // max(1, given.num_steps)
     if loading is not None and started > MOSTLY * loading.size:
         page.replace(loading, _in_steps(page, loading, counted, started))
+    # A window in the middle of an epoch has no start of workers, and those that it uses are there.
+    for finding in [f for f in page.all() if f.name == NOT_RECORDED and f.remedies == (MORE_WORKERS,)]:
+        page.replace(finding, replace(finding, next=f"{OF_OTHER_STEPS} {finding.next}", remedies=()))
     long = given.table("outlier_steps")
     for finding in [f for f in page.all() if f.name == LONG_STEP and f.accounts == (LOADING,)]:
         step = re.match(r"Step (\d+) ", finding.claim)

@@ -11,6 +11,7 @@ from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding, milliseconds
 from lostflops.recipes.needless.outside_passes import BOUND, FORWARD, FUNCTION, MODEL, OPERATOR, STEP
 
+UNEXPLAINED = "idle.unexplained"
 FROM = 0.1  # of a step
 OFTEN = 0.5  # of the steps, that have at least half of the mean: one in a few recorded ones may be rare
 MOSTLY, MOST, NAMED_FROM = 0.5, 3, 0.1
@@ -59,6 +60,11 @@ def computes_outside(page: PageFindings) -> None:
         then = WITHOUT_GRADIENTS
     alone = len(given.steps) == 1
     bound = int(rows.filter(kind=BOUND)["ns"].sum()) // steps
+    evidence = ("the bound counts the pauses around them as well",) if alone and bound > cost else ()
+    untold = _pauses_around(page, max(0, bound - cost))
+    if untold is not None:
+        page.drop(untold)
+        evidence = (*evidence, untold.claim.rstrip(".") + ", mostly around these operators")
     page.put(
         Finding(
             name=OUTSIDE_PASSES.name,
@@ -67,12 +73,20 @@ def computes_outside(page: PageFindings) -> None:
             gain="at most" if alone else "unknown",
             ns_per_step=bound if alone else 0,
             cost_per_step=cost,
-            evidence=("the bound counts the pauses around them as well",) if alone and bound > cost else (),
+            evidence=evidence,
             next=then,
             remedies=(),
             recipe="operator_summary",
         )
     )
+
+
+def _pauses_around(page: PageFindings, pauses: int) -> Finding | None:
+    """The finding about pauses that nothing explains, where most of these lie around such operators: what
+    nothing computes for there, ns, can be of other accounts for no longer than these idle at all."""
+    untold, accounts = page.about(UNEXPLAINED), page.given.accounts
+    others = sum(ns for name, ns in accounts.items() if name.startswith("idle.") and name != UNEXPLAINED)
+    return untold if untold is not None and pauses - others > MOSTLY * untold.size else None
 
 
 def _largest(rows: pl.DataFrame, kind: str, steps: int) -> list[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""How long the user's functions run in the steps, with all that they call."""
+"""How long functions and ranges run in the steps, with all that they call."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from lostflops.store.trace import Trace
 
 
 def spent_in(trace: Trace, counted: pl.DataFrame, functions: Sequence[str]) -> int:
-    """How long the main threads are in any of these functions in all steps that count, ns; each instant once.
+    """How long the main threads are in any of these functions, or ranges, in all steps that count, ns; each
+    instant once.
 
     One that begins before its step, as that of a training loop, counts for nothing.
     """
-    frames, steps, ranks = trace.table("frames"), trace.table("steps"), trace.table("ranks")
-    if frames is None or steps is None or ranks is None:
+    named = [table for each in ("frames", "ranges") if (table := trace.table(each)) is not None]
+    steps, ranks = trace.table("steps"), trace.table("ranks")
+    if not named or steps is None or ranks is None:
         return 0
     main = ranks.select("rank", thread="main_thread")
-    rows = frames.filter(pl.col("name").cast(pl.String).is_in(functions)).select(
-        "rank", "thread", "start", "end"
-    )
+    asked = pl.col("name").cast(pl.String).is_in(functions)
+    rows = pl.concat(table.filter(asked).select("rank", "thread", "start", "end") for table in named)
     here = in_host_steps(
         rows.join(main, on=["rank", "thread"], how="semi"), host_steps(steps, counted.lazy())
     )

@@ -27,30 +27,32 @@ def idle_costs_step_time(table: pl.DataFrame, account: Account, loss: Loss) -> I
         evidence = [f"{share} of all step time, over {counted} of the ranks here"]
         if 10 * row["most"] > 11 * row["per_step"]:
             evidence.append(f"the most on rank {row['most_on']}: {milliseconds(row['most'])} per step")
-        if loss.removable and row["at_most"] > row["per_step"]:
-            evidence.extend(_wider(row))
+        bounded = loss.removable and row["at_most"] is not None
+        if bounded and row["at_most"] > row["per_step"]:
+            evidence.extend(_wider(row, account.proven))
         spent = f"{milliseconds(row['per_step'])} per step ({share})"
         yield Finding(
             name=loss.finding,
             claim=f"Nothing computes for {spent} {loss.on_host or loss.claim}."
             if row["on_host"]
             else f"The GPU idles {spent} {loss.claim}.",
-            ns_per_step=row["at_most"] if loss.removable else 0,
+            ns_per_step=row["at_most"] if bounded else 0,
             cost_per_step=row["per_step"],
-            gain="at most" if loss.removable else "unknown",
+            gain="at most" if bounded else "unknown",
             evidence=tuple(evidence),
             next=account.advice(row["on_host"]),
             accounts=(account.name,),
         )
 
 
-def _wider(row: Mapping[str, Any]) -> Iterator[str]:
+def _wider(row: Mapping[str, Any], proven: bool) -> Iterator[str]:
     """Why a bound is more than the idle time, in one line: the page shows few."""
     spent = milliseconds(row["host_per_step"])
     others = row["at_most"] > row["host_per_step"]
     if row["host_per_step"] > row["per_step"] and spent != milliseconds(row["per_step"]):
         more = "; ranks that wait for others could gain too" if others else ""
-        yield f"upper limit: the CPU spends {spent} per step on this, part of it hidden today{more}"
+        how = "with the operators that it calls" if row["on_host"] and proven else "part of it hidden today"
+        yield f"upper limit: the CPU spends {spent} per step on this, {how}{more}"
     elif others:
         yield OTHERS_GAIN_TOO
 

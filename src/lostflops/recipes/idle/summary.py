@@ -10,11 +10,13 @@ import polars as pl
 from lostflops.accounts import IDLE, WAITING
 from lostflops.columns import Count, Flag, Id, Name, Share, Time
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.recipes.accounting import HOST_ONLY
+from lostflops.recipes.accounting import HOST_CAUSES, HOST_ONLY, SYNCHRONISED
 from lostflops.tables import Ranks
 
 from .costs import half_of_a_step, idle_costs_step_time
 from .host_at_it import TIMES, covered, host_at_it
+
+PROVEN = [f"idle.{cause}" for cause in HOST_CAUSES]
 
 
 @recipe(
@@ -85,6 +87,44 @@ from .host_at_it import TIMES, covered, host_at_it
             ],
         ),
         Example(
+            "on a CPU, the loader goes with the 20 ns of operators that it calls; communication has no bound",
+            given={
+                "steps": [{"start": 0, "end": 100}],
+                "kernels": [
+                    {"start": start, "end": end, "launch_start": start, "thread": 7}
+                    for start, end in ((4, 24), (40, 93))
+                ],
+                "ranges": [
+                    {
+                        "start": 0,
+                        "end": 32,
+                        "thread": 7,
+                        "name": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+                    }
+                ],
+                "operators": [{"start": 93, "end": 98, "thread": 7, "name": "c10d::barrier"}],
+                "ranks": [{"world_size": 1, "device_kind": "cpu", "main_thread": 7}],
+            },
+            expect=[
+                {
+                    "account": account,
+                    "per_step": own,
+                    "host_per_step": host,
+                    "step_share": own / 100,
+                    "steps": 1,
+                    "most_on": 0,
+                    "most": own,
+                    "on_host": True,
+                    "at_most": at_most,
+                }
+                for account, own, host, at_most in (
+                    ("idle.data_loading", 12, 32, 32),
+                    ("idle.unexplained", 10, 10, None),
+                    ("idle.host_synchronisation", 5, 5, None),
+                )
+            ],
+        ),
+        Example(
             "on a CPU, 15 ns of Python around an operator and 32 of the loader: each can save what it idles",
             given={
                 "steps": [{"start": 0, "end": 100}],
@@ -135,7 +175,8 @@ def idle_summary(
     ranks of the job are here it is no more than the time in which any of them is at it, for the chain passes
     one rank at a time. And the work of the busiest stream remains, without its copies where the cause is what
     makes them: a value that nobody reads is not copied. On a CPU where one thread computes, what it does
-    between its operators is hidden by nothing: only the idle time itself and the waits count.
+    between its operators is hidden by nothing: only the idle time itself and the waits count, and of what has
+    a name of its own, such as the loader, the operators that it calls.
 
     What removes launches, such as a CUDA graph, removes the Python between them as well: the host counts as
     launching whenever it is not at a cause with a name of its own.
@@ -151,11 +192,16 @@ def idle_summary(
     )
     removable = [account.name for account in IDLE if account.loss and account.loss.removable]
     with_copies = [account.name for account in IDLE if account.loss and account.loss.takes_copies]
-    # Where one thread computes, nothing runs beside it that could hide what it does between its operators.
+    # Where one thread computes, nothing runs beside it that could hide what it does between its operators. A
+    # cause with a name of its own goes with the operators that it calls.
+    with_operators = pl.col("on_host") & pl.col("account").is_in(PROVEN)
     alone = pl.col("on_host") & (pl.col("beside") <= pl.col("own").sum().over("rank"))
-    at_it = pl.when(alone).then("own").otherwise("host")
+    at_it = pl.when(alone & ~with_operators).then("own").otherwise("host")
     beside = pl.when(pl.col("account").is_in(with_copies)).then("beside_kernels").otherwise("beside")
+    beside = pl.when(~with_operators).then(beside)
     bound = pl.min_horizontal(at_it + pl.col("waits"), "anywhere", beside)
+    # Fewer calls of communication, and cores that are free, shorten what is no idle time as well.
+    unbounded = pl.col("on_host") & (pl.col("account") == SYNCHRONISED)
     asked = counted.collect()
     asked = asked.hstack([_waits(asked, communication_matches)]).lazy()
     asked = asked.join(own.select("account").unique(), how="cross").collect()
@@ -181,7 +227,7 @@ def idle_summary(
         )
         .join(busiest_stream, on="rank", how="left")
         .join(ranks.select("rank", on_host=HOST_ONLY), on="rank", how="left")
-        .with_columns(at_most=pl.when(pl.col("account").is_in(removable)).then(bound))
+        .with_columns(at_most=pl.when(pl.col("account").is_in(removable), ~unbounded).then(bound))
         .sort("account", "most", "rank", descending=[False, True, False])
     )
     steps = pl.col("steps").sum()

@@ -12,6 +12,7 @@ from lostflops.store.trace import Trace
 
 # glibc maps blocks from this size on by themselves, whatever it has learnt, and unmaps each that is freed.
 MAPPED = 32 << 20
+OTHER_ALLOCATORS = r"\b(?:jemalloc|tcmalloc|mimalloc) \d"
 # For each operator of all steps, from which on it is no Python of PyTorch's, which runs around each of them.
 BEYOND_PYTHON = 10_000  # ns
 # Code of PyTorch's own: its functions, its optimizers, and nodes of autograd.
@@ -27,7 +28,8 @@ def given_back(trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame | No
     for what it runs there, where tensors are so large that freed memory goes back to Linux; and the bytes of
     the largest of these.
 
-    `stretches` is the table of `idle_causes`, `counted` has rank and step of the steps that count.
+    Nothing where another allocator takes glibc's place, as far as `lostflops record` saw one. `stretches` is
+    the table of `idle_causes`, `counted` has rank and step of the steps that count.
     """
     operators, steps, ranks = (trace.table(name) for name in ("operators", "steps", "ranks"))
     if operators is None or steps is None or ranks is None or stretches is None:
@@ -42,7 +44,8 @@ def given_back(trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame | No
     )
     if pauses.is_empty():
         return GIVEN_BACK.to_frame()
-    main = ranks.filter(pl.col("device_kind").cast(pl.String) == "cpu")
+    other = pl.col("versions").str.contains(OTHER_ALLOCATORS).fill_null(False)
+    main = ranks.filter(pl.col("device_kind").cast(pl.String) == "cpu", ~other)
     rows = operators.select("rank", "start", pl.col("shapes", "dtypes").cast(pl.String)).join(
         main, on="rank", how="semi"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -30,6 +31,8 @@ PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "lightning", "to
 # What Linux calls instructions that multiply bf16, and how much of its list is sure to hold the first core.
 BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
 CPU_INFO = 16 << 10  # bytes
+# Libraries that allocate memory in place of glibc where they are loaded before it.
+ALLOCATOR = re.compile(r"lib(jemalloc|tcmalloc|mimalloc)[\w-]*\.so(?:\.(\d+))?")
 LATER, WARMING, RECORDING, DONE = "later", "warming", "recording", "done"
 
 
@@ -220,7 +223,7 @@ class Window:
             distributed.is_available() and distributed.is_initialized()
         ):
             said["process"] = identity()
-        said["versions"] = _versions()
+        said["versions"] = _versions() | allocator()
         said["frameworks"] = self.ranges.frameworks
         said["bf16_units"] = bf16_units()
         self._session.add_metadata_json(run_folder.IN_TRACE, json.dumps(said))
@@ -353,6 +356,17 @@ def _versions() -> dict[str, str]:
     """The versions of the training packages that the job uses."""
     imported = ((name, getattr(sys.modules.get(name), "__version__", None)) for name in PACKAGES)
     return {name: str(version) for name, version in imported if version is not None}
+
+
+def allocator(loaded: str = "/proc/self/maps") -> dict[str, str]:
+    """What was preloaded to allocate memory in place of glibc, with the version in its file's name."""
+    found = ALLOCATOR.search(os.environ.get("LD_PRELOAD", ""))
+    try:
+        with open(loaded, encoding="utf-8", errors="replace") as file:
+            held = found is not None and f"lib{found[1]}" in file.read()
+    except OSError:
+        return {}
+    return {found[1]: found[2] or "0"} if found is not None and held else {}
 
 
 def bf16_units(listed: str = "/proc/cpuinfo") -> list[str]:
