@@ -210,9 +210,8 @@ def test_python_of_an_autograd_function_is_told_although_its_row_is_an_operator(
     for ms, many in ((10, 1), (9, 0)):
         rows = pl.DataFrame([(0, "SlowBackward", ms * MS)], OWN_FUNCTIONS, orient="row")
         found = page(ledger=LEDGER, join=runs_own_functions, on_host=True, own_functions=rows)
-        assert [(f.gain, f.ns_per_step) for f in found] == [("at most", 5 * MS)] * many
-    rows = pl.DataFrame([(0, "SlowBackward", 20 * MS)], OWN_FUNCTIONS, orient="row")
+        # Nothing tells Python from C++ that is no operator: it is no loss, and comes behind those.
+        assert [(f.gain, f.ns_per_step, f.size) for f in found] == [("unknown", 0, 0)] * many
+        assert all("5.00 ms per step" in f.evidence[0] for f in found)
     two = [(rank, 0, "compute", 100) for rank in range(2)]
-    (one,) = page(ledger=two, join=runs_own_functions, on_host=True, own_functions=rows)
-    assert (one.gain, one.ns_per_step, one.size) == ("unknown", 0, 10 * MS)
     assert not page(ledger=two, join=runs_own_functions, own_functions=rows)

@@ -145,20 +145,6 @@ def test_no_cause_is_in_the_verdict_but_that_of_the_first_finding(
     assert verdict(spent(**parts), first=first) == said
 
 
-def test_python_of_an_autograd_function_is_not_said_to_compute() -> None:
-    parts = spent(compute=970, idle__unexplained=30)
-    own = about(cost=80, name="autograd-function-in-python")
-    assert verdict(parts, True, first=own, in_python=80) == (
-        "Mostly compute: operators run for 89.0 % of the 1.00 µs step; the largest cause is an autograd "
-        "function in Python, 8.0 %."
-    )
-    other = about("idle.unexplained", cost=90)
-    assert verdict(parts, True, first=other, in_python=60) == (
-        "Compute-bound: operators run for 91.0 % of the 1.00 µs step, and an autograd function in Python for "
-        "6.0 %; the largest cause is idle time without a recorded reason, 9.0 %."
-    )
-
-
 def named(said: str) -> set[str]:
     """The accounts, or findings, after which a verdict calls the job: not those of a whole group."""
     causes = {of: name for of, name in NAMES.items() if "." in of}

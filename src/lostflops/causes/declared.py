@@ -129,10 +129,10 @@ OUTSIDE_PASSES = Made(
     none_known="What these operators are for is the job's own; the finding names them, and their function.",
 )
 OWN_FUNCTION = Made(
-    "autograd-function-in-python",
-    "`SlowBackward`, of an autograd function in Python, takes 8.12 ms per step (33.7 %) beside operators.",
+    "own-autograd-function",
+    "`SlowBackward`, an autograd function of the job's own, is 33.7 % of a step beside operators.",
     (),
-    Verdict("Held up by an autograd function in Python", "an autograd function in Python"),
+    Verdict("Held up by an autograd function of the job's own", "an autograd function of the job's own"),
     none_known="What the function does is the job's own code; the finding names it.",
 )
 PROFILER = Made(

@@ -1,4 +1,8 @@
-"""A function of autograd in Python that takes long on a CPU, where its row counts as compute."""
+"""A function of autograd of the job's own that takes long on a CPU, where its row counts as compute.
+
+What runs there beside operators is Python, or a library's code that is no operator: nothing tells which. So
+its time is told, and no gain.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +10,35 @@ import polars as pl
 
 from lostflops.causes.declared import OWN_FUNCTION
 from lostflops.causes.page_findings import PageFindings
-from lostflops.finding import Finding
+from lostflops.finding import Finding, milliseconds, percent
 
 FROM = 0.05  # of a step
 REWRITE = (
-    "Do what it does with operators of PyTorch on whole tensors, or as an operator in C++ "
+    "If that is Python, do what it does with operators of PyTorch on whole tensors, or as an operator in C++ "
     "(`torch.utils.cpp_extension`). What operators can say needs no `torch.autograd.Function`."
 )
 
 
 def runs_own_functions(page: PageFindings) -> None:
-    """Tell of the function of autograd in Python that takes most of a step."""
+    """Tell of the job's own function of autograd that takes most of a step."""
     given, steps = page.given, max(1, page.given.num_steps)
     by_name = given.own_functions.group_by("name").agg(pl.col("ns").sum())
     ordered = by_name.sort("ns", "name", descending=[True, False])
     if not given.on_host or ordered.is_empty():
         return
     name, ns = ordered.row(0)
-    cost = ns // steps
-    if not page.reaches(cost, FROM):
+    if not page.reaches(ns // steps, FROM):
         return
-    alone = len(given.steps) == 1
+    share = percent(ns, int(given.ledger["ns"].sum()))
     page.put(
         Finding(
             name=OWN_FUNCTION.name,
-            claim=f"`{name}`, of an autograd function in Python, takes {page.share(cost)} beside operators.",
-            gain="at most" if alone else "unknown",
-            ns_per_step=cost if alone else 0,
-            cost_per_step=cost,
-            evidence=("it counts as compute: what runs there is Python, or C++ that is no operator",),
+            claim=f"`{name}`, an autograd function of the job's own, is {share} of a step beside operators.",
+            gain="unknown",
+            evidence=(
+                f"it counts as compute, {milliseconds(ns // steps)} per step",
+                "what runs there is Python, or C++ that is no operator",
+            ),
             next=REWRITE,
             remedies=(),
             recipe="operator_summary",

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from lostflops.accounts import ACCOUNTS
 from lostflops.causes import verdicts
-from lostflops.causes.declared import OWN_FUNCTION
 from lostflops.finding import Finding, milliseconds, percent
 
 from .budget import Budget, Line
@@ -37,22 +36,20 @@ def verdict(
     first: Finding | None = None,
     unseen: str = "",
     in_graphs: float = 0.0,
-    in_python: int = 0,
 ) -> str:
     """What bounds the mean step, in one sentence.
 
     The only cause that it names is that of `first`, the finding that leads the page or costs most: a loss
     that has no finding is told by its size alone. `unseen` is a clause on work that was not recorded, and
     then only the host's side can be told. `in_graphs` is the share of kernel time in CUDA graphs of which
-    nobody knows whether they compute. `in_python` is what counts as compute of
-    a mean step and is Python of autograd functions, ns.
+    nobody knows whether they compute.
     """
     length = f"{milliseconds(budget.mean)} {span}"
-    compute = max(0, budget.of("compute") - in_python * budget.num_windows)
+    compute = budget.of("compute")
     if first is not None and SAVES.search(first.claim):
         # The account is of logs as well.
         plain = replace(first, claim="")
-        said = verdict(budget, on_host, span, plain, unseen, in_graphs, in_python)
+        said = verdict(budget, on_host, span, plain, unseen, in_graphs)
         return said.replace("checkpoints or logging", "checkpoints").replace(
             "checkpoints and logging", "checkpoints"
         )
@@ -82,10 +79,7 @@ def verdict(
     bound = 1000 * known >= COMPUTE_BOUND_PER_MILLE * budget.ns
     who = "operators run" if on_host else "kernels run"
     said = f"{'Compute-bound' if bound else 'Mostly compute'}: {who} for {percent(compute, budget.ns)} of "
-    said += f"the {length}"
-    if in_python and (first is None or first.name != OWN_FUNCTION.name):
-        said += f", and {OWN_FUNCTION.verdict.time} for {percent(in_python, budget.mean)}"
-    said += cause
+    said += f"the {length}{cause}"
     if compute and not known:
         return f"{said}; {listless}."
     if not cause and losses and losses[0].visible:
