@@ -124,3 +124,30 @@ def test_waiting_for_a_rank_whose_file_was_cut_is_doubted_to_be_transfer(tmp_pat
     page = lostflops.why(made(tmp_path, tables))
     (exposed,) = (f for f in page.findings if f.name == "communication-exposed")
     assert "18.8 ms of it is longer than the same takes at its fastest" in exposed.doubt
+
+
+@pytest.mark.parametrize(
+    ("late", "told"),
+    [
+        ((Work(loads=20), Work(computes=65)), "rank 1 has 20.0 ms of data loading and rank 2 has 25.0 ms"),
+        ((Work(computes=64.9), Work(computes=65)), "which compute 24.9 ms longer than the others in nearly"),
+    ],
+)
+def test_ranks_here_that_are_late_together_are_named_though_others_are_missing(
+    tmp_path: Path, late: tuple[Work, Work], told: str
+) -> None:
+    """Until the last of both comes, the four others wait 25 ms; those that are not here may come later."""
+    first = page_of(tmp_path, Work(), *late, *[Work()] * 3, world_size=8).findings[0]
+    assert first.claim.startswith("The others here wait 25.0 ms per step (37.3 %) for ranks 1 and 2, which ")
+    assert told in first.claim
+    assert first.doubt == "Ranks of the job that were not recorded may be later still."
+
+
+def test_ranks_that_hide_more_of_the_transfer_together_are_not_late(tmp_path: Path) -> None:
+    """All six are in the all-reduce for as long; ranks 1 and 2 compute 20 ms of it away."""
+    tables = Job(world_size=8, transfer=30).run([[Work()] * 6] * 4)
+    for row in [row for row in tables["kernels"] if row["rank"] in (1, 2) and row["stream"] == 20]:
+        longer = {"end": row["start"] + 20_000_000, "family": "gemm", "name": "sm90_gemm", "stream": 7}
+        tables["kernels"].append(row | longer)
+    page = lostflops.why(made(tmp_path, tables))
+    assert [f.name for f in page.findings] == ["communication-exposed"]

@@ -13,8 +13,8 @@ from lostflops.recipes.transfers import SLOWER
 
 from .between_ranks.advice import Advice, for_one
 from .between_ranks.exposed import EXPOSED, IN_PIECES, WAITING_TOLD, exposed_communication, gathers
-from .between_ranks.few_ranks import late_among_few, waited_in_turn
-from .between_ranks.in_turn import LATER_STILL, does_more, for_ranks, in_turn, within_steps
+from .between_ranks.few_ranks import LATER_STILL, late_among_few, not_matched, waited_in_turn
+from .between_ranks.in_turn import does_more, for_ranks, in_turn, within_steps
 from .between_ranks.several import EVEN_WORK, WAITS, for_several, is_one_of_many, unexplained
 from .given import OTHER_HOST, Given, has_stages
 from .idle.micro_batches import LAUNCHES, in_many_micro_batches
@@ -314,19 +314,9 @@ def _doubts(page: PageFindings, late: Late, waits: Finding | None) -> Iterator[s
     elif late.assumed:
         yield ALL_HERE
     if late.seen:
-        yield LATER_STILL if page.given.missing_ranks else _not_matched(page.given)
+        yield LATER_STILL if page.given.missing_ranks else not_matched(page.given)
     elif page.given.missing_ranks:
         yield "Some ranks of the job are not in this recording."
-
-
-def _not_matched(given: Given) -> str:
-    """Why it is not known which collectives of the ranks belong together."""
-    on = given.ledger.group_by("step").agg(pl.col("rank").n_unique())["rank"]
-    table, why = given.table("communication_wait"), "ranks recorded other steps"
-    if table is not None and (on == len(given.steps)).any():
-        reasons: list[str] = table["unmatched_reason"].drop_nulls().mode().sort().to_list()
-        why = reasons[0] if reasons else why
-    return f"Most collectives could not be matched: {why.replace('its ', 'their ', 1)}."
 
 
 def _recorded_apart(given: Given, late: Late) -> Iterator[str]:
