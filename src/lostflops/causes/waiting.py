@@ -80,7 +80,7 @@ def join_waiting(page: PageFindings) -> None:
                 page.take(SLOW_LINK)
             exposed_communication(page, replace(exposed or found[-1], doubt=doubt), moving, 0)
         return
-    late, among, unsplit = late_rank(given) or late_among_few(given), None, 0
+    late, among, unsplit = _late_one(given), None, 0
     if late is not None and page.about(late.cause) and pauses_elsewhere(given, late.rank, late.cause):
         late, among = None, late
     if late is not None and (takes_turns(late, given) or is_one_of_many(late, given)):
@@ -142,6 +142,15 @@ def join_waiting(page: PageFindings) -> None:
         delayed = (late.rank, late.delays) if late and late.delays else None
         awaited = (late.rank, min(untold, unsplit)) if late and unsplit else None
         exposed_communication(page, base, moving, left, delayed, awaited)
+
+
+def _late_one(given: Given) -> Late | None:
+    """The rank that is late of its own doing, when one stands out: where members of some collectives are
+    missing, what ranks tell by themselves knows more than the others do."""
+    blamed, alone = late_rank(given), late_among_few(given)
+    if blamed is None or alone is None:
+        return blamed or alone
+    return alone if alone.rank == blamed.rank and alone.explains > blamed.explains else blamed
 
 
 def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:

@@ -367,8 +367,10 @@ def _one_comes_last(page: PageFindings) -> Iterator[str]:
     table, given = page.given.table("communication_imbalance"), page.given
     if table is None or len(given.steps) < 3:
         return
-    for row in table.drop_nulls("rank").head(1).iter_rows(named=True):
-        led = (row["lead"] or 0) // max(1, given.steps.get(row["rank"], 1))
+    # Of a rank without a step that counts, nobody knows what a mean one holds.
+    first = table.drop_nulls("rank").head(1).filter(pl.col("rank").is_in([*given.steps]))
+    for row in first.iter_rows(named=True):
+        led = (row["lead"] or 0) // given.steps[row["rank"]]
         waited = (row["per_step"] or 0) * len(given.steps)
         if (row["blame_share"] or 0) >= MOSTLY_ONE and page.reaches(led, LED) and 2 * waited < led:
             yield (

@@ -95,7 +95,8 @@ def not_matched(given: Given) -> str:
     if table is not None and (on == len(given.steps)).any():
         reasons: list[str] = table["unmatched_reason"].drop_nulls().mode().sort().to_list()
         why = reasons[0] if reasons else why
-    return f"Most collectives could not be matched: {why.replace('its ', 'their ', 1).replace('recorded it', 'recorded them', 1)}."
+    why = why.replace("its ", "their ", 1).replace("recorded it", "recorded them", 1)
+    return f"Most collectives could not be matched: {why}."
 
 
 def _come_late_together(given: Given) -> bool:
