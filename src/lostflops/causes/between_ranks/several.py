@@ -177,8 +177,8 @@ def _by_the_others(given: Given, group: LateTogether, waited: int) -> int:
     beside = [rank for rank in given.steps if rank not in group.ranks]
     here = given.ledger.filter(pl.col("account") == "communication.wait", pl.col("rank").is_in(beside))
     most = int(here["ns"].sum()) // sum(given.steps[rank] for rank in beside)
-    # Where waiting is not known as such: until the last of the late ones has done what is its own.
-    most = most or _until_the_last(given, group)
+    if not most and given.accounts.get("communication.exposed"):
+        most = _until_the_last(given, group)  # waiting is not known as such
     each = waited * len(given.steps) // len(beside)
     return min(each, most) if most else each
 
@@ -245,6 +245,8 @@ def uneven(found: Finding, rank: int, why: str, given: Given) -> Finding:
     """Waiting for ranks that have more to do: what sharing the work evenly gains, at most and by replay."""
     # What the others do not run at all is not shared by the replay that predicts.
     steps = replayed_even(given) if launches_as_many(rank, given) else None
+    if steps and given.gained(EVEN_WORK):
+        steps = None  # that replay evens out pauses as well: a second number for what is predicted below
     replayed = (in_words(steps, given),) if steps else ()
     return replace(
         found,
