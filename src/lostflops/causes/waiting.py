@@ -32,6 +32,7 @@ from .lateness import (
 from .longer_compute import (
     device_is_slow,
     launches_as_many,
+    outside_alone,
     slower_compute,
 )
 from .names import BUBBLE, made_of
@@ -171,14 +172,16 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     device_slow = late.cause == "compute" and device_is_slow(late.rank, given)
     uneven = late.cause == "compute" and not device_slow
     # What a rank alone does in some steps is no uneven share of what all do.
+    outside = outside_alone(late.rank, given) if uneven else 0
     alone = uneven and " in steps " in late_when(late, given) and not launches_as_many(late.rank, given)
+    alone = alone or outside > 0
     shared = late.cause == "compute" and not device_slow and not has_stages(given) and not alone
     clocks = page.of(CLOCKS) if late.cause == "compute" else None
     members += [clocks] if clocks and f"rank {late.rank} " in clocks.claim else []
     for member in members:
         page.drop(member)
     told = for_one(page, late.rank, late.cause, late.excess)
-    if alone:
+    if alone and not outside:
         told = Advice(OWN_WORK, (), evened=True)
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
