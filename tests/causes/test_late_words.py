@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import polars as pl
 import pytest
 
+from by_hand import given
+from lostflops.causes.between_ranks.advice import for_one
+from lostflops.causes.lateness import chain
+from lostflops.causes.longer_compute import outside_alone
 from lostflops.causes.one_rank.held_up import HeldUp
 from lostflops.causes.one_rank.late import Excess, Late, also, more_of, says
+from lostflops.causes.page_findings import PageFindings
+from lostflops.recipes.needless.outside_passes import OUTSIDE
 
 MS = 1_000_000
 DATA, PYTHON, SAVING, SYNC = (
@@ -94,3 +102,27 @@ def test_what_is_not_said_of_a_late_rank_is_nothing() -> None:
     assert (rank.explains, rank.delays, rank.at_most, rank.seen) == (0, 0, 0, "")
     assert (rank.excess.ns, rank.excess.main) == (10 * MS, 10 * MS)
     assert more_of("idle.initialisation") == "of first-call initialisation"
+
+
+def test_a_rank_that_evaluates_alone_is_not_to_be_given_like_batches() -> None:
+    """Rank 0 computes 38 ms longer, 37 of them outside of passes that train; of 100 ms they are no reason."""
+
+    def knowing(longer: int) -> PageFindings:
+        rows = [(r, s, "compute", (9 + (longer if r == 0 else 0)) * MS) for r in range(3) for s in range(2)]
+        outside = pl.DataFrame(
+            [(0, "operator", "aten::addmm", 74 * MS), (1, "operator", "aten::normal_", 8)],
+            OUTSIDE,
+            orient="row",
+        )
+        return PageFindings(replace(given(rows), outside=outside, on_host=True))
+
+    told = for_one(knowing(38), 0, "compute")
+    assert told.on("rank 0").startswith(
+        "On rank 0: share what it alone runs outside of passes that train, such as an evaluation (37.0 ms"
+    )
+    assert told.remedies == ()
+    assert [outside_alone(rank, knowing(38).given) for rank in range(3)] == [37 * MS - 2, 0, 0]
+    assert outside_alone(0, knowing(100).given) == 0
+    table = {"last": 0, "collectives": 4}
+    first = next(chain(replace(late({"compute": 38}), rank=0, table=table), knowing(38).given))
+    assert first == "37.0 ms of it are operators outside of passes that train"

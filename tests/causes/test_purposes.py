@@ -306,7 +306,8 @@ def test_operations_at_one_time_are_said_to_add_up_to_more_than_what_is_exposed(
             tables[name].append(beside | ({"kind": "reduce-scatter"} if name == "collectives" else {}))
     found = of_both(tmp_path, tables)
     assert found.cost_per_step == 400 and found.contributed == 600
-    assert "these add up to 200 ns more, as some run at the same time" in found.evidence
+    told = "these add up to 200 ns more, as some run at the same time"
+    assert f"all of it: all-gathers and reduce-scatters of shards; {told}" in found.evidence
 
 
 def test_gradients_in_one_bucket_are_told_to_begin_when_the_last_of_them_is_there(tmp_path: Path) -> None:
@@ -411,6 +412,55 @@ def test_what_counts_for_a_late_rank_is_told_where_the_operations_hold_it() -> N
     assert found.contributors == ("all-reduce 16.0 ms",) and found.size == 3 * MS
     assert "13.0 ms of these is waiting for rank 1, and counts there" in found.evidence
     assert not any("at the same time" in fact for fact in found.evidence)
+
+
+def test_that_a_link_may_be_slow_is_told_where_a_page_shows_it() -> None:
+    """Of zero3 over a slow link beside a slow rank: the fact stood third, and a page shows two."""
+    rows = [(rank, 0, name, 20 * MS) for rank in range(2) for name in ("compute", "communication.transfer")]
+    summary = pl.DataFrame(
+        {"kind": "all-gather", "group_size": 2, "bytes": 1 << 23, "time": 9, "bus_bandwidth": 50.0}
+    )
+    told = {"purposes": {"shards": 40 * MS}, "operations": {"all-gather|8388608": 40 * MS}}
+    page = PageFindings(replace(given(rows, communication_summary=summary), **told))
+    base = finding("communication-exposed", "communication.transfer", 20)
+    exposed_communication(page, base, 13 * MS, 0, delayed=(1, 7 * MS))
+    (found,) = page.all()
+    assert found.evidence[:2] == (
+        (
+            "all of it: all-gathers and reduce-scatters of shards; 7.00 ms of these begins late for rank 1, "
+            "and counts there"
+        ),
+        (
+            "all-gathers among 2 ranks reach 50 GB/s of bus bandwidth: both ranks take part in each "
+            "all-gather, so only `lostflops bench collectives` tells whether a link is slow"
+        ),
+    )
+
+
+@pytest.mark.parametrize(("order", "averages"), [("bu", True), ("ub", False), ("bub", False), ("bup", False)])
+def test_what_is_summed_up_between_the_update_and_the_next_pass_is_no_gradient(
+    tmp_path: Path, order: str, averages: bool
+) -> None:
+    """`order` is what begins before each all-reduce, which is asked for at 580, and after it: a backward
+    pass, an update, or a product. An optimizer that steps in the backward pass updates before gradients."""
+    tables = job("all-reduce")
+    for row in tables["kernels"]:
+        row |= {"launch_start": row["start"] - 20, "launch_end": row["start"] - 10}
+        row |= {"phase": None} if row["family"] == "communication" else {}
+    phases, tables["operators"] = {"u": "optimizer", "b": "backward"}, []
+    for step in range(STEPS):
+        for each, at in zip(order, (300, 560, 570 if order == "bup" else 590), strict=False):
+            one = {"start": step * LONG + at, "end": step * LONG + at + 5}
+            if each in phases:
+                tables["operators"].append(one | {"thread": 7, "phase": phases[each], "name": "aten::add_"})
+            else:
+                tables["kernels"].append(one | {"family": "gemm", "launch_start": one["start"]})
+    page = lostflops.why(made(tmp_path, tables))
+    (found,) = (f for f in page.findings if f.name == "communication-exposed")
+    said = "all-reduces after the optimizer's step, as of weights that are averaged"
+    assert any(said in fact for fact in found.evidence) == averages
+    assert found.next.startswith("If these average weights, as local SGD does, do it after") == averages
+    assert not averages or (found.remedies, found.edit) == ((), "")
 
 
 def gradients(*beside: Finding, **of: Any) -> Finding:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import lostflops
+from by_hand import MS, finding, given
+from lostflops.causes.between_ranks.exposed import exposed_communication
+from lostflops.causes.page_findings import PageFindings
 from lostflops.report.first_page.page import Page
 from made_runs import Job, Work, made
 
@@ -124,3 +128,59 @@ def test_waiting_for_a_rank_whose_file_was_cut_is_doubted_to_be_transfer(tmp_pat
     page = lostflops.why(made(tmp_path, tables))
     (exposed,) = (f for f in page.findings if f.name == "communication-exposed")
     assert "18.8 ms of it is longer than the same takes at its fastest" in exposed.doubt
+
+
+@pytest.mark.parametrize(
+    ("late", "told"),
+    [
+        ((Work(loads=20), Work(computes=65)), "rank 1 has 20.0 ms of data loading and rank 2 has 25.0 ms"),
+        ((Work(computes=64.9), Work(computes=65)), "which compute 24.9 ms longer than the others in nearly"),
+    ],
+)
+def test_ranks_here_that_are_late_together_are_named_though_others_are_missing(
+    tmp_path: Path, late: tuple[Work, Work], told: str
+) -> None:
+    """Until the last of both comes, the four others wait 25 ms; those that are not here may come later."""
+    first = page_of(tmp_path, Work(), *late, *[Work()] * 3, world_size=8).findings[0]
+    assert first.claim.startswith("The others here wait 25.0 ms per step (37.3 %) for ranks 1 and 2, which ")
+    assert told in first.claim
+    assert first.doubt == "Ranks of the job that were not recorded may be later still."
+
+
+def test_ranks_that_hide_more_of_the_transfer_together_are_not_late(tmp_path: Path) -> None:
+    """All six are in the all-reduce for as long; ranks 1 and 2 compute 20 ms of it away."""
+    tables = Job(world_size=8, transfer=30).run([[Work()] * 6] * 4)
+    for row in [row for row in tables["kernels"] if row["rank"] in (1, 2) and row["stream"] == 20]:
+        longer = {"end": row["start"] + 20_000_000, "family": "gemm", "name": "sm90_gemm", "stream": 7}
+        tables["kernels"].append(row | longer)
+    page = lostflops.why(made(tmp_path, tables))
+    assert [f.name for f in page.findings] == ["communication-exposed"]
+
+
+def test_a_late_rank_is_named_though_the_file_of_another_was_cut(tmp_path: Path) -> None:
+    """Of rank 1 no step is whole, and all operations of its first four are there: they tell half of it."""
+    tables = Job(transfer=6).run([[Work(), Work(), Work(computes=65), Work()]] * 8)
+    middle = tables["steps"][4 * 4]["start"]
+    for name in ("steps", "kernels", "collectives"):
+        tables[name] = [row for row in tables[name] if row["rank"] != 1 or row["start"] < middle]
+    for row in tables["steps"]:
+        row |= {"complete": False, "left_out": "no whole step on its rank"} if row["rank"] == 1 else {}
+    page = lostflops.why(made(tmp_path, tables))
+    first = page.findings[0]
+    assert first.rank == 2 and first.claim.endswith(
+        "it computes 25.0 ms longer than the others; the others here wait 25.0 ms for it."
+    )
+    assert first.doubt == "Ranks of the job that were not recorded may be later still."
+    assert [f.size for f in page.findings if f.name == "communication-exposed"] in ([], [6_000_000])
+
+
+def test_what_a_rank_without_a_whole_step_comes_late_by_is_not_told_per_step() -> None:
+    """Of 158 ms steps rank 2 was told to come 246 ms per step after the others: the sum of its six."""
+    rows = [(rank, step, "communication.exposed", 158 * MS) for rank in (0, 1, 3) for step in range(6)]
+    table = pl.DataFrame(
+        {"rank": [2], "blame_share": [0.9], "lead": [246 * MS], "per_step": [1], "last": [9]}
+    )
+    page = PageFindings(given(rows, communication_imbalance=table.with_columns(collectives=pl.lit(9))))
+    exposed_communication(page, finding("communication-exposed", "communication.exposed", 158), 9 * MS, 0)
+    (found,) = page.all()
+    assert not any("after the others" in fact for fact in found.evidence)

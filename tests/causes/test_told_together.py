@@ -254,9 +254,13 @@ def test_ranks_that_have_more_to_do_share_their_work_evenly() -> None:
     assert (found.size, found.ns_per_step) == (4 * MS, 5 * MS)
     table = replayed(100 * MS, 95 * MS)
     replay = "replayed with all work spread evenly over ranks a step takes 95.0 ms instead of 100 ms"
-    node = {"hosts": dict(enumerate((0, 0, 1, 1)))}
+    node: dict[str, Any] = {"hosts": dict(enumerate((0, 0, 1, 1)))}
     found = told(two_of_four(), work=works(kernels="aabb"), stragglers=table, **node)
     assert found.evidence[1:] == (replay, "they are all ranks of one node")
+    # Where a replay predicts what even work gains, there is no second number for it.
+    node |= {"gained": lambda edit: 5 * MS if edit == "even-work" else 0}
+    found = told(two_of_four(), work=works(kernels="aabb"), stragglers=table, **node)
+    assert found.evidence[1:] == ("they are all ranks of one node",)
     asked = told(two_of_four(), work=works(kernels="aabb"), left=tuple)
     assert asked.remedies == ("length-grouping", "packing")
 

@@ -91,3 +91,15 @@ def test_a_thread_waits_for_the_barrier_that_it_began_however_late_it_goes_on(
     ends = [GOES_ON - 6 * MS, 20 * MS, READS[1] + MS]
     told = [*ends[:2], NONE] if called and name == "c10d::barrier" else [NONE] * 3
     assert waits(rank([[end] for end in ends], names=(name, "reads"), called=called)) == told
+
+
+def test_gaps_as_long_as_their_own_transfers_were_waits_however_late_the_thread_goes_on() -> None:
+    """It goes on 5 ms after each, and no gap alone tells: a replay kept 54 ms of waiting as a rank's own.
+    A sleep is as long in each step."""
+    ends = [GOES_ON - late * MS for late in (5, 45, 25, 35)]
+    found = rank([[end] for end in ends], names=("c10d::allreduce_", "reads"), called=True)
+    assert waits(found) == [NONE] * 4
+    earlier = pl.Series([0, 0, 0, 40, 0, 20, 0, 30]) * MS
+    goes_on = found.host.with_columns(start=pl.col("start") - earlier)
+    told = RankOperations(0, True, goes_on, found.device, found.steps, (1,))
+    assert waits(told) == ends

@@ -174,8 +174,9 @@ class Given:
         return dict(windows.group_by("rank").len().iter_rows())
 
     def meet(self, rank: int) -> frozenset[int]:
-        """The ranks that meet this one in operations, over others too; all, where none is known."""
-        mine = next((ranks for ranks in self.meeting if rank in ranks), frozenset[int]())
+        """The ranks with steps that count which meet this one in operations, over others too; all of those,
+        where none is known."""
+        mine = next((ranks for ranks in self.meeting if rank in ranks), frozenset[int]()) & self.steps.keys()
         return mine if len(mine) > 1 else frozenset(self.steps)
 
     @cached_property

@@ -24,7 +24,7 @@ from lostflops.recipes.idle.read_values import WAITS as SYNCHRONISING_CALLS
 
 from .given import CHECKPOINT, OTHER_HOST, Given, has_stages
 from .host import BETWEEN, SYNCS
-from .longer_compute import ALIKE, slower_compute
+from .longer_compute import ALIKE, outside_alone, slower_compute
 from .names import (
     ALL_OF_IT,
     BEFORE,
@@ -355,7 +355,9 @@ def chain(late: Late, given: Given) -> Iterator[str]:
         yield f"it arrives last in {table['last']:,} of {table['collectives']:,} collectives"
     if late.cause == "compute":
         slower = slower_compute(late.rank, given)
-        if slower:
+        if outside := outside_alone(late.rank, given):
+            yield f"{milliseconds(outside)} of it are operators outside of passes that train"
+        elif slower:
             yield slower[0]
     yield from _after_a_wait(late, given)
     yield from _replayed(late, given)

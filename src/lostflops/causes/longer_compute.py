@@ -9,6 +9,7 @@ import polars as pl
 
 from lostflops.finding import milliseconds, percent
 from lostflops.recipes.compute.of_ranks import SIZED
+from lostflops.recipes.needless.outside_passes import OPERATOR
 
 from .given import Given, has_stages
 from .purposes import CONTEXT, EXPERTS, RING
@@ -34,6 +35,21 @@ ADVICE = (
 )
 
 IF_EXPERTS = f"Where it is the experts, {ADVICE[0].lower()}{ADVICE[1:]}"
+
+
+def outside_alone(rank: int, given: Given) -> int:
+    """What a mean step of the rank holds beyond the median of the others of a CPU's operators outside of
+    passes that train, ns, where that is most of what it computes longer; else 0."""
+    sums = given.outside.filter(kind=OPERATOR).group_by("rank").agg(pl.col("ns").sum())
+    outside = {at: ns // given.steps[at] for at, ns in sums.iter_rows() if at in given.steps}
+    others = [at for at in given.meet(rank) if at != rank]
+    if rank not in outside or not others:
+        return 0
+    more, longer = (
+        round(each.get(rank, 0) - median(each.get(at, 0) for at in others))
+        for each in (outside, given.by_rank("compute"))
+    )
+    return more if more > 0 and more >= MOST * longer else 0
 
 
 def has_experts(given: Given) -> bool:

@@ -4,14 +4,15 @@ The process group's description says it where there is one. Else the operation d
 pipeline stages, an all-to-all exchanges tokens or rows, an all-gather or a reduce-scatter brings shards. An
 all-reduce is of gradients, unless the forward pass makes it: then it adds up what ranks computed of a layer.
 So does a reduce-scatter of the forward pass, as with sequence parallelism, and its all-gathers bring tokens.
-One number is no gradient and no shard, whatever group it goes through.
+One number is no gradient and no shard, whatever group it goes through. What is added up after the optimizer's
+step and before the next forward pass is no gradient either: local SGD averages weights there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import polars as pl
 
@@ -19,7 +20,6 @@ from lostflops import intervals
 from lostflops.intervals.matching import PAIR, SYNCHRONISING
 from lostflops.recipes.accounting import WAIT
 from lostflops.recipes.communication.bandwidth import counted_bytes
-from lostflops.session import Answer
 from lostflops.store.trace import ONE_PER_DEVICE, OPENED, Trace
 
 GRADIENTS, SHARDS, TENSOR, STAGES = "gradients", "shards", "tensor", "stages"
@@ -28,6 +28,7 @@ RING, CONTEXT = "ring", "context"
 BARRIERS, BROADCASTS, REPLICAS, OTHER = "barriers", "broadcasts", "replicas", "other"
 UPDATED = "updated"
 VALUES = "values"
+AVERAGED = "averaged"
 # What each is called on the page.
 CALLED: Mapping[str, str] = {
     GRADIENTS: "all-reduces of gradients",
@@ -41,6 +42,7 @@ CALLED: Mapping[str, str] = {
     BARRIERS: "barriers",
     BROADCASTS: "broadcasts",
     UPDATED: "broadcasts of weights that each rank has updated in the optimizer's step",
+    AVERAGED: "all-reduces after the optimizer's step, as of weights that are averaged",
     VALUES: "single numbers or objects that ranks tell each other, such as losses",
     REPLICAS: "weights and gradients of `DataParallel`, which one process sends between its GPUs",
 }
@@ -76,7 +78,6 @@ ABSENT = "of its group are not here"  # what the reason of an operation whose me
 SIZED = "|"  # between an operation's kind and its bytes
 MOST_OPERATIONS = 8
 MEETING = pl.Schema({"rank": pl.Int32, "lowest": pl.Int32})
-BARE = 0.9  # of communication
 SOME, LARGE, SLACK = 4, 1 << 20, 1.5  # like operations; bytes that tell a link's speed, and by how far
 
 
@@ -84,15 +85,6 @@ def main_purpose(purposes: Mapping[str, int]) -> str:
     """What most exposed communication is for; empty where nothing that is known is most of it."""
     most = max(purposes, key=lambda purpose: purposes[purpose], default="")
     return most if most in CALLED and 2 * purposes[most] > sum(purposes.values()) else ""
-
-
-def mostly_bare(answers: Mapping[str, Answer]) -> bool:
-    """Whether hardly any communication has computation beside it."""
-    split = answers.get("communication_exposed")
-    if split is None or not {"in_steps", "total_in_steps"} <= set(split.table.columns):
-        return False
-    exposed, whole = split.table.select(pl.col("in_steps", "total_in_steps").sum()).row(0)
-    return whole > 0 and exposed >= BARE * whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,12 +242,12 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
         rank="rank",
         size=pl.max_horizontal("bytes_in", "bytes_out").fill_null(1),
         forward=_in_forward(trace, rows),
+        averages=_after_updates(trace, rows),
     )
     if _brings_updates(trace):
         known = known.with_columns(pl.col("kind").replace({BROADCASTS: UPDATED}))
-    # Per group, as each of its ranks sees it.
-    moved = pl.col("size").filter(pl.col("reduces"))
-    forward = pl.col("size").filter(pl.col("reduces") & pl.col("forward"))
+    sums_up = pl.col("reduces") & ~pl.col("averages")
+    moved, forward = pl.col("size").filter(sums_up), pl.col("size").filter(sums_up & pl.col("forward"))
     share = (forward.sum() / moved.sum()).over("rank", "group").fill_nan(0).fill_null(0)
     tensor = (pl.col("reduces") | (pl.col("kind") == SHARDS)) & (share >= IN_FORWARD)
     # Without passes, what begins in a step's first part may be of layers; what comes later is of gradients.
@@ -268,11 +260,14 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     # Groups of ranks that share data also bring each other the shards of weights and of gradients.
     brings = (pl.col("said") == GRADIENTS) & (pl.col("kind") == SHARDS)
     values = _of_values(rows) & pl.col("kind").is_in([GRADIENTS, SHARDS])
+    averages = pl.col("averages") & (pl.col("said").is_null() | (pl.col("said") == GRADIENTS))
     return known.select(
         pl.when(values).then(pl.lit(VALUES)).when(rings).then(pl.lit(RING)).when(moves | brings).then("kind")
         # Heads for tokens, as in sequence parallelism: no matrix product hides half of it.
         .when((pl.col("kind") == EXCHANGE) & of_layers).then("kind")
         .when(tensor & pl.col("said").is_null()).then(pl.lit(TENSOR))
+        # The first layer of a tensor-parallel model adds up rows of embeddings before any product.
+        .when(averages).then(pl.lit(AVERAGED))
         .when(untold).then(None)
         .otherwise(pl.coalesce("said", "kind"))
         .alias("purpose")
@@ -483,6 +478,39 @@ def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
         reduces = rows.filter(silent)["kind"].cast(pl.String).is_in(REDUCE)
         before &= ~reduces | _after_a_product(kernels, opened, at)
     return known.scatter(silent.arg_true(), before)
+
+
+def _after_updates(trace: Trace, rows: pl.DataFrame) -> pl.Series:
+    """Whether each all-reduce was asked for after an operator of the optimizer's step and before a product of
+    the next forward pass, or the end: no other product, backward pass or update lies between.
+
+    An optimizer that steps within the backward pass has gradients reduced on both sides of its operators.
+    """
+    kernels, operators = trace.table("kernels"), trace.table("operators")
+    start, phase = pl.col("arrival"), pl.col("phase").cast(pl.String)
+    never = pl.repeat(False, rows.height, dtype=pl.Boolean, eager=True)
+    asked = rows.with_row_index("_row").filter(pl.col("kind").cast(pl.String) == "all-reduce")
+    if operators is None or asked.is_empty():
+        return never
+    of_passes = operators.filter(phase.is_in(["optimizer", "backward"]))
+    marks = of_passes.select("rank", "start", before=phase).collect()
+    if not (marks["before"] == "optimizer").any():
+        return never
+    if kernels is not None:
+        family, begun = pl.col("family").cast(pl.String), pl.coalesce("launch_start", "start")
+        products = kernels.filter(family == "gemm", phase.ne_missing("optimizer"))
+        marks.extend(products.select("rank", start=begun, before=pl.lit("product")).collect())
+        launched = kernels.filter(family == "communication").select("rank", "correlation", "launch_start")
+        told = launched.drop_nulls().collect().unique(["rank", "correlation"])
+        asked = asked.join(told, on=["rank", "correlation"], how="left")
+        start = pl.coalesce("launch_start", start)
+    at = asked.select("_row", "rank", start=start).sort("start")
+    marks = intervals.in_order(marks, "rank").with_columns(after="before")
+    join = partial(pl.DataFrame.join_asof, on="start", by="rank", check_sortedness=False)
+    at = join(at, marks.select("rank", "start", "before"), strategy="backward")
+    at = join(at, marks.select("rank", "start", "after"), strategy="forward")
+    between = (pl.col("before") == "optimizer") & (pl.col("after").fill_null("product") == "product")
+    return never.scatter(at.filter(between)["_row"], True)
 
 
 def _after_a_product(kernels: pl.LazyFrame, opened: pl.DataFrame, at: pl.DataFrame) -> pl.Series:

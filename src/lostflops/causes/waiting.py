@@ -13,8 +13,8 @@ from lostflops.recipes.transfers import SLOWER
 
 from .between_ranks.advice import Advice, for_one
 from .between_ranks.exposed import EXPOSED, IN_PIECES, WAITING_TOLD, exposed_communication, gathers
-from .between_ranks.few_ranks import late_among_few, waited_in_turn
-from .between_ranks.in_turn import LATER_STILL, does_more, for_ranks, in_turn, within_steps
+from .between_ranks.few_ranks import LATER_STILL, late_among_few, not_matched, waited_in_turn
+from .between_ranks.in_turn import does_more, for_ranks, in_turn, within_steps
 from .between_ranks.several import EVEN_WORK, WAITS, for_several, is_one_of_many, unexplained
 from .given import OTHER_HOST, Given, has_stages
 from .idle.micro_batches import LAUNCHES, in_many_micro_batches
@@ -32,6 +32,7 @@ from .lateness import (
 from .longer_compute import (
     device_is_slow,
     launches_as_many,
+    outside_alone,
     slower_compute,
 )
 from .names import BUBBLE, made_of
@@ -80,7 +81,7 @@ def join_waiting(page: PageFindings) -> None:
                 page.take(SLOW_LINK)
             exposed_communication(page, replace(exposed or found[-1], doubt=doubt), moving, 0)
         return
-    late, among, unsplit = late_rank(given) or late_among_few(given), None, 0
+    late, among, unsplit = _late_one(given), None, 0
     if late is not None and page.about(late.cause) and pauses_elsewhere(given, late.rank, late.cause):
         late, among = None, late
     if late is not None and (takes_turns(late, given) or is_one_of_many(late, given)):
@@ -144,6 +145,15 @@ def join_waiting(page: PageFindings) -> None:
         exposed_communication(page, base, moving, left, delayed, awaited)
 
 
+def _late_one(given: Given) -> Late | None:
+    """The rank that is late of its own doing, when one stands out: where members of some collectives are
+    missing, what ranks tell by themselves knows more than the others do."""
+    blamed, alone = late_rank(given), late_among_few(given)
+    if blamed is None or alone is None:
+        return blamed or alone
+    return alone if alone.rank == blamed.rank and alone.explains > blamed.explains else blamed
+
+
 def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     """One rank is late: its cause is the finding, or belongs to that of all ranks."""
     given = page.given
@@ -162,14 +172,16 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     device_slow = late.cause == "compute" and device_is_slow(late.rank, given)
     uneven = late.cause == "compute" and not device_slow
     # What a rank alone does in some steps is no uneven share of what all do.
+    outside = outside_alone(late.rank, given) if uneven else 0
     alone = uneven and " in steps " in late_when(late, given) and not launches_as_many(late.rank, given)
+    alone = alone or outside > 0
     shared = late.cause == "compute" and not device_slow and not has_stages(given) and not alone
     clocks = page.of(CLOCKS) if late.cause == "compute" else None
     members += [clocks] if clocks and f"rank {late.rank} " in clocks.claim else []
     for member in members:
         page.drop(member)
     told = for_one(page, late.rank, late.cause, late.excess)
-    if alone:
+    if alone and not outside:
         told = Advice(OWN_WORK, (), evened=True)
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
@@ -314,19 +326,9 @@ def _doubts(page: PageFindings, late: Late, waits: Finding | None) -> Iterator[s
     elif late.assumed:
         yield ALL_HERE
     if late.seen:
-        yield LATER_STILL if page.given.missing_ranks else _not_matched(page.given)
+        yield LATER_STILL if page.given.missing_ranks else not_matched(page.given)
     elif page.given.missing_ranks:
         yield "Some ranks of the job are not in this recording."
-
-
-def _not_matched(given: Given) -> str:
-    """Why it is not known which collectives of the ranks belong together."""
-    on = given.ledger.group_by("step").agg(pl.col("rank").n_unique())["rank"]
-    table, why = given.table("communication_wait"), "ranks recorded other steps"
-    if table is not None and (on == len(given.steps)).any():
-        reasons: list[str] = table["unmatched_reason"].drop_nulls().mode().sort().to_list()
-        why = reasons[0] if reasons else why
-    return f"Most collectives could not be matched: {why.replace('its ', 'their ', 1)}."
 
 
 def _recorded_apart(given: Given, late: Late) -> Iterator[str]:

@@ -16,12 +16,14 @@ from lostflops.causes.longer_compute import (
     launches_as_many,
     no_more_to_do,
     of_experts,
+    outside_alone,
 )
 from lostflops.causes.names import LOGGED, on_ranks, saved_or_logged
 from lostflops.causes.one_rank.advised import advised, cheaper_there
 from lostflops.causes.one_rank.held_up import away, held_up
 from lostflops.causes.one_rank.late import Excess
 from lostflops.causes.page_findings import PageFindings
+from lostflops.finding import milliseconds
 
 SAVING, LAUNCHING = "idle.checkpoint_logging", "idle.launch_bound"
 OF_STAGES = "uneven-stages"  # what remedies know it by that a stage of a pipeline has more layers
@@ -33,6 +35,10 @@ SLOW_HOSTS = (
     "Find out why their CPUs are slower, for they launch no more than the others: other processes on "
     "their cores (`top`), a core per process (`torchrun --numa-binding=node`), the clock (`cpupower "
     "frequency-info`)."
+)
+OUTSIDE_ALONE = (
+    "Share what it alone runs outside of passes that train, such as an evaluation ({} per step), among all "
+    "ranks, do it less often, or in a job of its own."
 )
 ZIGZAG = (
     "Give each rank a part from the beginning of a sequence and one from its end (zigzag ring attention, as "
@@ -65,6 +71,8 @@ def for_one(page: PageFindings, rank: int, account: str, excess: Excess | None =
     """
     given = page.given
     more = beyond_others(rank, account, given)
+    if account == "compute" and (outside := outside_alone(rank, given)):
+        return Advice(OUTSIDE_ALONE.format(milliseconds(outside)), ())
     slow = account == "compute" and (
         device_is_slow(rank, given) or (given.on_host and no_more_to_do(given, more))
     )

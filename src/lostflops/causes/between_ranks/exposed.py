@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import polars as pl
@@ -14,6 +14,7 @@ from lostflops.causes.given import Given, exposed_for, exposed_operations
 from lostflops.causes.names import BUBBLE, bytes_of, called, listed, made_of
 from lostflops.causes.page_findings import PageFindings, joining
 from lostflops.causes.purposes import (
+    AVERAGED,
     CONTEXT,
     EXPERTS,
     GRADIENTS,
@@ -42,10 +43,14 @@ OF_EITHER = (
     "If they are of gradients, send them less often: over more micro-batches of each step. If they are of "
     "layers (tensor parallelism), keep the ranks that share a layer in one node."
 )
+AVERAGE_LESS = (
+    "If these average weights, as local SGD does, do it after more steps (the `period` of PyTorch's "
+    "`PeriodicModelAverager`), which changes what is learned; and all weights in one operation, not one each."
+)
 SMALL = "collectives-small"
 NETWORK = (SMALL, "communication-slower-than-measured")
 # The next operation needs what each of them brings, so no two can be sent as one; or no bucket holds them.
-NEVER_JOINED = (TENSOR, CONTEXT, EXPERTS, STAGES, VALUES)
+NEVER_JOINED = (TENSOR, CONTEXT, EXPERTS, STAGES, VALUES, AVERAGED)
 MOSTLY_ONE, LED = 0.8, 0.05  # of what ranks wait, hidden or not, that is one's; of the step: its lead
 WAITING_TOLD = 0.01  # of exposed communication: waiting that is worth a word
 GATHERED_FROM = 0.2  # of the exposed communication of shards, from which on gathering them earlier helps
@@ -120,6 +125,10 @@ def exposed_communication(
     untold_use = tuple(_of_unknown_use(given))
     if untold_use:
         base = replace(base, next=OF_EITHER, remedies=())
+    elif main_purpose(given.purposes) == AVERAGED:
+        base = replace(base, next=AVERAGE_LESS, remedies=(), edit=NO_EDIT)
+    beside = [*_side_by_side(page, base, moving + waited, delayed, awaited)]
+    fast = [*_how_fast(page, moving - unknown)]
     told = made_of(
         replace(
             base,
@@ -130,12 +139,12 @@ def exposed_communication(
                 *why,
                 *_one_comes_last(page),
                 # These count the waiting that has a finding of its own.
-                *exposed_for(given),
+                *_and_beside(exposed_for(given), beside, fast),
                 *untold_use,
                 *_waited_in_them(awaited, moving + waited),
                 *((untold,) if untold else ()),
-                *_side_by_side(page, base, moving + waited, delayed, awaited),
-                *_how_fast(page, moving - unknown),
+                *beside,
+                *fast,
                 *(() if elsewhere else base.evidence),
                 *(f.claim.rstrip(".") for f in network[:2]),
             ),
@@ -238,6 +247,13 @@ def _side_by_side(
     named = made_of(replace(base, cost_per_step=cost), exposed_operations(page.given)).contributed or 0
     if named - cost - late >= WAITING_TOLD * cost:
         yield f"these add up to {milliseconds(named - cost - late)} more, as some run at the same time"
+
+
+def _and_beside(what_for: Iterable[str], beside: list[str], fast: list[str]) -> Iterator[str]:
+    """What the operations are for, with the first fact of `beside` in one, where another is to be seen after
+    both: a page shows few."""
+    for fact in what_for:
+        yield f"{fact}; {beside.pop(0)}" if beside and fast else fact
 
 
 def _how_fast(page: PageFindings, moving: int) -> Iterator[str]:
@@ -351,8 +367,10 @@ def _one_comes_last(page: PageFindings) -> Iterator[str]:
     table, given = page.given.table("communication_imbalance"), page.given
     if table is None or len(given.steps) < 3:
         return
-    for row in table.drop_nulls("rank").head(1).iter_rows(named=True):
-        led = (row["lead"] or 0) // max(1, given.steps.get(row["rank"], 1))
+    # Of a rank without a step that counts, nobody knows what a mean one holds.
+    first = table.drop_nulls("rank").head(1).filter(pl.col("rank").is_in([*given.steps]))
+    for row in first.iter_rows(named=True):
+        led = (row["lead"] or 0) // given.steps[row["rank"]]
         waited = (row["per_step"] or 0) * len(given.steps)
         if (row["blame_share"] or 0) >= MOSTLY_ONE and page.reaches(led, LED) and 2 * waited < led:
             yield (

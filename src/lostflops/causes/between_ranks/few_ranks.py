@@ -9,6 +9,7 @@ only hide more of it: that one is not late.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from statistics import median
 
 import polars as pl
@@ -16,10 +17,11 @@ import polars as pl
 from lostflops.causes.given import COMMUNICATION, Given
 from lostflops.causes.lateness import late_by_own
 from lostflops.causes.one_rank.late import Late
-from lostflops.causes.own_time.together import AS_A_RULE
+from lostflops.causes.own_time.together import AS_A_RULE, late_together
 from lostflops.causes.purposes import STAGES, main_purpose
 from lostflops.finding import milliseconds
 
+LATER_STILL = "Ranks of the job that were not recorded may be later still."
 STAYS = 0.5  # of what it communicates less in the open: by how much its stay in collectives is shorter
 ALIKE = 0.1  # of what a rank communicates less: by how much its steps may be shorter or longer
 
@@ -33,7 +35,7 @@ def late_among_few(given: Given) -> Late | None:
     rank = min(bare, key=lambda each: (bare[each], each))
     others = [ns for each, ns in bare.items() if each != rank]
     less = round(median(others)) - bare[rank]
-    if _stays_shorter(given, rank) < STAYS * less:
+    if _stays_shorter(given, rank, set(given.steps) - {rank}) < STAYS * less:
         return None
     if abs(long[rank] - median(ns for each, ns in long.items() if each != rank)) > ALIKE * less:
         return None  # other steps of the job
@@ -55,7 +57,8 @@ def waited_in_turn(given: Given) -> int:
 
     In each step a rank waits for the one with most of its own by as much as that has more, and only for as
     long as it communicates longer in the open than that one. If that is one rank as a rule, it may only hide
-    more of the transfer.
+    more of the transfer: unless it is one of several that are late together, all of which are in collectives
+    for less time than the others.
     """
     if main_purpose(given.purposes) == STAGES or len(given.steps) < 2 or not _members_lack(given):
         return 0
@@ -74,7 +77,35 @@ def waited_in_turn(given: Given) -> int:
     by_last = told.group_by("last").agg(pl.col("waits").sum())["waits"]
     whole = int(by_last.sum())
     most = int(by_last.max() or 0)  # pyright: ignore[reportArgumentType]
-    return whole // max(1, given.num_steps) if most < AS_A_RULE * whole else 0
+    known = most < AS_A_RULE * whole or _come_late_together(given)
+    return whole // max(1, given.num_steps) if known else 0
+
+
+def doubt_about_others(given: Given) -> str:
+    """Why others than those named may be late, where members of most collectives are missing; empty else."""
+    if given.missing_ranks:
+        return LATER_STILL
+    return not_matched(given) if len(given.steps) > 1 and _members_lack(given) else ""
+
+
+def not_matched(given: Given) -> str:
+    """Why it is not known which collectives of the ranks belong together."""
+    on = given.ledger.group_by("step").agg(pl.col("rank").n_unique())["rank"]
+    table, why = given.table("communication_wait"), "ranks recorded other steps"
+    if table is not None and (on == len(given.steps)).any():
+        reasons: list[str] = table["unmatched_reason"].drop_nulls().mode().sort().to_list()
+        why = reasons[0] if reasons else why
+    why = why.replace("its ", "their ", 1).replace("recorded it", "recorded them", 1)
+    return f"Most collectives could not be matched: {why}."
+
+
+def _come_late_together(given: Given) -> bool:
+    """Whether several ranks have more of their own than the others, and each is in collectives for less."""
+    group = late_together(given)
+    if group is None:
+        return False
+    beside = set(given.steps) - set(group.ranks)
+    return all(_stays_shorter(given, rank, beside) >= STAYS * group.more for rank in group.ranks)
 
 
 def _members_lack(given: Given) -> bool:
@@ -91,8 +122,8 @@ def _members_lack(given: Given) -> bool:
     return bool(of_ranks.select((pl.col("unmatched") > pl.col("collectives")).any()).item())
 
 
-def _stays_shorter(given: Given, rank: int) -> float:
-    """By how much the rank is in collectives, hidden or not, for less of a mean step than the others, ns."""
+def _stays_shorter(given: Given, rank: int, beside: Collection[int]) -> float:
+    """By how much the rank is in collectives, hidden or not, for less of a mean step than `beside`, ns."""
     table = given.table("communication_exposed")
     if table is None:
         return 0
@@ -101,7 +132,7 @@ def _stays_shorter(given: Given, rank: int) -> float:
         for at, ns in table.select("rank", "total_in_steps").iter_rows()
         if at in given.steps
     }
-    others = [ns for at, ns in stays.items() if at != rank]
+    others = [ns for at, ns in stays.items() if at in beside]
     # One that takes no part in what the others do is not late for it.
     return median(others) - stays[rank] if stays.get(rank) and others else 0
 

@@ -24,13 +24,13 @@ from lostflops.causes.waited_for import WAITED_THERE, dearer
 from lostflops.finding import Finding, milliseconds, percent
 
 from .advice import beyond_others, evener, for_one
+from .few_ranks import doubt_about_others
 from .several import EXPLAINED, MOST_ADVISED, NEARLY_ALL, bound_of, told_together, uneven, waiting_for
 
 EVENER = (
     "Make the ranks' work more even: sequences of like length per rank (length grouping, packing), "
     "experts or stages of one cost. A faster network would not help."
 )
-LATER_STILL = "Ranks of the job that were not recorded may be later still."
 WAITING = COMMUNICATION[0]
 MAIN_SHARE = 0.5  # of a rank's lateness, that one account holds
 
@@ -94,9 +94,8 @@ def in_turn(
         remedy=remedy,
         named=named,
         account=found.account,
+        doubt=doubt_about_others(given),
     )
-    if given.missing_ranks and waits is None:
-        told = replace(told, doubt=LATER_STILL)
     told_by_kernels = found.account == "compute" and not same_work
     # Sums over all steps do not tell what ranks do that are late in some of them each.
     more = asks_for_more_in_turn(found.ranks, given) if told_by_kernels else ""
@@ -151,6 +150,7 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
         remedy=" ".join(told.on(f"rank {rank}") for rank, told in advice),
         named=tuple(dict.fromkeys(name for _, told in advice for name in told.remedies)),
         account=rest[0][1],
+        doubt=doubt_about_others(given),
     )
     page.put(replace(told, edit=like_the_others(rank for rank, *_ in rest)))
 

@@ -13,13 +13,14 @@ from lostflops.causes.longer_compute import later_part, launches_as_many, slower
 from lostflops.causes.names import called, like_the_others, listed
 from lostflops.causes.one_rank.advised import advised
 from lostflops.causes.one_rank.late import Late, more_of
-from lostflops.causes.own_time.spent import like_others_at_most, shared_at_most
+from lostflops.causes.own_time.spent import like_others_at_most, own_by_step, shared_at_most
 from lostflops.causes.own_time.together import LateTogether, late_together
 from lostflops.causes.page_findings import PageFindings
 from lostflops.causes.waited_for import dearer, told_already
 from lostflops.finding import Finding, milliseconds, percent
 
 from .advice import LAUNCHING, SLOW_HOSTS, Advice, evener, for_one
+from .few_ranks import doubt_about_others
 
 EXPLAINED = 0.5  # of the waiting, that ranks' own work explains
 NEARLY_ALL = 0.8  # of the time on all ranks, that is one's
@@ -128,10 +129,13 @@ def told_together(
     slow = bool(slower and slower[1])
     evens = evener(page, group.ranks[0]) if slower and not slow and not has_stages(given) else None
     evened = group.account == "compute" and not slow and not given.on_host
+    here = "here " * given.missing_ranks
     told_to = evens or Advice(*advised(page, group.account, slow), evened)
     if group.account == LAUNCHING and launches_as_many(group.ranks[0], given):
         told_to = Advice(SLOW_HOSTS, ())
-    claim = f"The others wait {page.share(others)} for {group.called}, which {does} in nearly every step."
+    claim = (
+        f"The others {here}wait {page.share(others)} for {group.called}, which {does} in nearly every step."
+    )
     if longer:
         cost = f"{milliseconds(longer)} longer ({percent(longer, given.mean_step)})"
         who = f"{group.called[0].upper()}{group.called[1:]}"
@@ -147,6 +151,7 @@ def told_together(
             remedy=told_to.on(group.called),
             named=told_to.remedies,
             account=group.account,
+            doubt=doubt_about_others(given),
         ),
         edit=like_the_others(group.ranks),
     )
@@ -172,8 +177,22 @@ def _by_the_others(given: Given, group: LateTogether, waited: int) -> int:
     beside = [rank for rank in given.steps if rank not in group.ranks]
     here = given.ledger.filter(pl.col("account") == "communication.wait", pl.col("rank").is_in(beside))
     most = int(here["ns"].sum()) // sum(given.steps[rank] for rank in beside)
+    if not most and given.accounts.get("communication.exposed"):
+        most = _until_the_last(given, group)  # waiting is not known as such
     each = waited * len(given.steps) // len(beside)
     return min(each, most) if most else each
+
+
+def _until_the_last(given: Given, group: LateTogether) -> int:
+    """By how much the last of the late ranks has more of its own in a mean step than a mean one of the
+    others, ns."""
+    is_late, own = pl.col("rank").is_in(group.ranks), pl.col("own")
+    each = (
+        own_by_step(given)
+        .group_by("step")
+        .agg(last=own.filter(is_late).max(), others=own.filter(~is_late).mean())
+    )
+    return int(each.select((pl.col("last") - pl.col("others")).mean()).item() or 0)
 
 
 def _each_apart(
@@ -209,7 +228,7 @@ def _each_apart(
         others,
         waits,
         at_most=like_others_at_most(given, *ranks),
-        claim=f"The others wait {page.share(others)} for {who}.",
+        claim=f"The others {'here ' * given.missing_ranks}wait {page.share(others)} for {who}.",
         evidence=(
             *(() if has_stages(given) else (because,)),
             *((f"beside those, {listed(rest)}",) if rest else ()),
@@ -217,6 +236,7 @@ def _each_apart(
         remedy=" ".join(remedies),
         named=(),
         account=apart[0][1],
+        doubt=doubt_about_others(given),
     )
     page.put(replace(found, edit=like_the_others(ranks)))
 
@@ -225,6 +245,8 @@ def uneven(found: Finding, rank: int, why: str, given: Given) -> Finding:
     """Waiting for ranks that have more to do: what sharing the work evenly gains, at most and by replay."""
     # What the others do not run at all is not shared by the replay that predicts.
     steps = replayed_even(given) if launches_as_many(rank, given) else None
+    if steps and given.gained(EVEN_WORK):
+        steps = None  # that replay evens out pauses as well: a second number for what is predicted below
     replayed = (in_words(steps, given),) if steps else ()
     return replace(
         found,
@@ -249,8 +271,12 @@ def waiting_for(
     remedy: str,
     named: tuple[str, ...],
     account: str,
+    doubt: str = "",
 ) -> Finding:
-    """Waiting that no one rank is to blame for, beside what was found of waits as such, if anything."""
+    """Waiting that no one rank is to blame for, beside what was found of waits as such, if anything.
+
+    `doubt` is told where nothing was found of waits as such: whose that may be, too.
+    """
     return Finding(
         name=WAITS,
         claim=claim,
@@ -261,7 +287,7 @@ def waiting_for(
         next=remedy,
         remedies=named,
         recipe="communication_wait",
-        doubt=waits.doubt if waits else "",
+        doubt=waits.doubt if waits else doubt,
         accounts=("communication.wait", account),
     )
 

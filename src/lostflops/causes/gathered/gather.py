@@ -33,7 +33,6 @@ from lostflops.causes.purposes import (
     first_waits,
     in_one_process,
     met,
-    mostly_bare,
     surely_waited,
 )
 from lostflops.errors import LostflopsError
@@ -66,6 +65,7 @@ PURPOSES, TOTAL = pl.Schema({"purpose": pl.String, "ns": pl.Int64}), pl.Schema({
 RANKS = pl.Schema({"rank": pl.Int32})
 WINDOW = ("rank", "start", "end")
 SCHEDULE = pl.Schema({"schedule": pl.String})
+BARE = 0.9  # of communication
 BESIDE_FROM = 0.1  # of the steps: pauses of so much are held against other threads
 
 # What `gather` asks of a session, where it has most to ask.
@@ -233,7 +233,7 @@ def gather(
         ),
         purposes=parts("purposes", lambda: exposed().by_purpose()),
         operations=parts("operations", lambda: exposed().by_operation()),
-        stops=parts("stops", lambda: exposed().stops()) if mostly_bare(answers) else {},
+        stops=parts("stops", lambda: exposed().stops()) if _mostly_bare(answers) else {},
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
         meeting=_sets(folded("meeting", MEETING, meeting)) if many else (),
         first_waits=total("first_waits", first) if many else 0,
@@ -388,3 +388,12 @@ def _copied_in_checkpoints(session: Session, counted: pl.DataFrame) -> pl.DataFr
     if copies is None:
         return pl.DataFrame(schema={"exposed": pl.Int64, "outlasted": pl.Int64})
     return copies.filter(pl.col("cause") == CHECKPOINT).join(counted, on=["rank", "step"], how="semi")
+
+
+def _mostly_bare(answers: Mapping[str, Answer]) -> bool:
+    """Whether hardly any communication has computation beside it."""
+    split = answers.get("communication_exposed")
+    if split is None or not {"in_steps", "total_in_steps"} <= set(split.table.columns):
+        return False
+    exposed, whole = split.table.select(pl.col("in_steps", "total_in_steps").sum()).row(0)
+    return whole > 0 and exposed >= BARE * whole

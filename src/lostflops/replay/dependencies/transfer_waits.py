@@ -16,6 +16,7 @@ from .order import last_to_end
 WAITED_AT_LEAST, RETURNS_WITHIN = 50_000, 500_000  # ns before and after what is waited for ends
 LATE, LATEST = 0.1, 5_000_000  # share of a gap, and ns at most, by which it may miss its transfer's end
 BARRIER = "c10d::barrier"
+FEWEST, DIFFERS = 3, 0.5  # gaps of a place; of their spread: that of what is left after their transfers
 MOSTLY = 0.5  # of a place's gaps that end with a transfer, from which on all of them wait for one
 
 
@@ -73,26 +74,45 @@ def _before(rank: RankOperations, rows: DeviceRows, order: Int, gaps: Int, previ
     under_way = (in_it != NONE) & (rows.start[in_it] <= since)
     wide = np.where(under_way & (late <= missed), in_it, near)
     wide = np.where((wide == NONE) & (after != NONE) & (early <= missed), after, wide)
-    at_place = _mostly(rank, gaps, previous, wide != NONE)
+    places = _places(rank, gaps, previous)
+    at_place = _mostly(places, wide != NONE)
     any_time = np.where((wide == NONE) & under_way, in_it, wide)
     found = np.where(at_place, any_time, near)
-    own = _own_barrier(rank, rows, previous)
+    own = _begun_by(rank, rows, previous)
     ended_in_it = (own != NONE) & (rows.end[own] >= earliest) & (rows.end[own] <= until)
-    return np.where(ended_in_it, own, found)
+    barriers = rank.host["name"].cast(pl.String).eq(BARRIER).fill_null(False).to_numpy()[previous]
+    waits = barriers | _as_long(places, until - since, until - rows.end[own], ended_in_it)
+    return np.where(ended_in_it & waits, own, found)
 
 
-def _own_barrier(rank: RankOperations, rows: DeviceRows, calls: Int) -> Int:
-    """The barrier that each of these calls began, which waits for it however late its thread goes on."""
+def _begun_by(rank: RankOperations, rows: DeviceRows, calls: Int) -> Int:
+    """The row that each of these calls began, or NONE."""
     begun = np.full(rank.host.height, NONE, np.int64)
     has = np.flatnonzero(rows.call != NONE)
     begun[rows.call[has]] = has
-    named = rank.host["name"].cast(pl.String).eq(BARRIER).fill_null(False).to_numpy()
-    return np.where(named[calls], begun[calls], NONE)
+    return begun[calls]
 
 
-def _mostly(rank: RankOperations, gaps: Int, previous: Int, is_wait: Flags) -> Flags:
-    """Whether most gaps between operations of the same two names are waits; one flag for each gap."""
+def _as_long(places: Int, gap: Int, late: Int, ended_in_it: Flags) -> Flags:
+    """Whether the gaps of a place are as long as the transfers right before them last: each has the end of
+    its own in it, and what is left after that differs far less than the gaps do. A sleep's length does not
+    depend on it."""
+    count = np.bincount(places)
+
+    def spread(of: Int) -> np.ndarray:
+        mean = np.bincount(places, weights=of) / count
+        return np.sqrt(np.bincount(places, weights=(of - mean[places]) ** 2) / count)
+
+    always = (count >= FEWEST) & (np.bincount(places, weights=~ended_in_it) == 0)
+    return (always & (spread(late) <= DIFFERS * spread(gap)))[places]
+
+
+def _places(rank: RankOperations, gaps: Int, previous: Int) -> Int:
+    """A number for each gap, of the names of the two operations around it."""
     names = rank.host["name"].rank("dense").fill_null(0).to_numpy().astype(np.int64)
-    place = names[previous] * (names.max(initial=0) + 1) + names[gaps]
-    _, at = np.unique(place, return_inverse=True)
-    return (np.bincount(at, weights=is_wait) > MOSTLY * np.bincount(at))[at]
+    return np.unique(names[previous] * (names.max(initial=0) + 1) + names[gaps], return_inverse=True)[1]
+
+
+def _mostly(places: Int, is_wait: Flags) -> Flags:
+    """Whether most gaps of a place are waits; one flag for each gap."""
+    return (np.bincount(places, weights=is_wait) > MOSTLY * np.bincount(places))[places]
