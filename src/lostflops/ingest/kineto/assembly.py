@@ -135,7 +135,8 @@ class Assembly:
             parts.append(self._part(len(parts), device, mine, calls, start, end, gpu))
         if len(parts) > 1:
             for part in parts:
-                part.rank, part.rank_source = None, ONE_PER_DEVICE
+                # The size that the trace tells counts processes.
+                part.rank, part.rank_source, part.world_size = None, ONE_PER_DEVICE, None
         return parts
 
     def _part(

@@ -25,7 +25,8 @@ def ended_in_order(kernels: pl.DataFrame, quality: list[Quality]) -> pl.DataFram
         return kernels
     rows = kernels.with_row_index("_row")
     others = rows.filter(length < longest)
-    if others.is_empty() or longest <= others["end"].max() - others["start"].min():
+    span = others.select(pl.col("end").max() - pl.col("start").min()).item()
+    if span is None or longest <= span:
         return kernels
     ordered = rows.sort("start", "end", descending=[False, True])
     later = pl.col("start").shift(-1).over(STREAM)

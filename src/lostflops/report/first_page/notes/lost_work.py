@@ -49,8 +49,8 @@ def impossible_times(trace: Trace) -> Iterator[str]:
     many, every = sum(fact.count for fact in told), sum(fact.of or 0 for fact in told)
     if many and many >= WORTH_TELLING * every:
         yield (
-            f"{many:,} of {every:,} rows of GPU work ({percent(many, every)}) end before they begin: how long "
-            "they ran is not known, and what seems idle may be that work. Export the report again, or "
+            f"{many:,} of {every:,} rows of GPU work ({percent(many, every)}) end before they begin: how "
+            "long they ran is not known, and what seems idle may be that work. Export the report again, or "
             "record again."
         )
 
