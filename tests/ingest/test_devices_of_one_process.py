@@ -115,3 +115,11 @@ def test_work_that_was_launched_for_one_gpu_and_waits_for_another_is_that_ones_t
     spent = dict(ledger.group_by("account").agg(pl.col("ns").sum()).iter_rows())
     assert spent["idle.other_device"] >= 3 * 2_400_000
     assert spent.get("idle.unrecorded", 0) < 4 * 300_000
+
+
+def test_a_job_of_one_process_may_drive_two_gpus(tmp_path: Path) -> None:
+    """Its trace tells a world of one process: it was refused, as two jobs in one file."""
+    events = [step(0, 1000, 2000), *product(1100, 1, 0), *product(1200, 2, 1)]
+    ranks = lostflops.open(written(tmp_path / "trace.json", trace(events, head(0, 1)))).table("ranks")
+    assert ranks is not None
+    assert ranks.select("rank", "world_size").collect().rows() == [(0, None), (1, None)]

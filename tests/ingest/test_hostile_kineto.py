@@ -519,6 +519,7 @@ def test_a_negative_duration_counts_as_none(asked: Asked) -> None:
     session = asked(trace([*one_step(), kernel(1080, -3, 2)]))
     assert ledger(session) == ONE_STEP
     assert notes(session)["rows with a negative duration"] == 1
+    assert notes(session)["GPU rows with a negative duration"] == 1
     assert (rows(session, "kernels")["end"] >= rows(session, "kernels")["start"]).all()
 
 

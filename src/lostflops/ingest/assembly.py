@@ -18,7 +18,7 @@ from lostflops.ingest.part import Part, held_table
 from lostflops.ingest.steps import counted, numbering
 from lostflops.ingest.times import clocks
 from lostflops.store.parts import write_part, write_parts
-from lostflops.store.trace import FORMAT, Manifest, Quality, Source, Trace, write_manifest
+from lostflops.store.trace import FORMAT, NO_LINK, Manifest, Quality, Source, Trace, write_manifest
 from lostflops.tables import RANKS, TABLES
 from lostflops.version import __version__
 
@@ -29,6 +29,8 @@ EARLIEST_UTC = 10**18
 LARGEST_CORRECTION = 24 * 3600 * 10**9
 # Clocks drift by less than this, and ranks leave a collective within that; no two runs are so alike.
 LARGEST_DRIFT, LARGEST_SCATTER = 1e-4, 50_000
+# Ranks that begin to record at one step have no more time between their recordings.
+LONGEST_PAUSE = 10 * 10**9
 UNKNOWN_PEERS = "messages to or from unknown ranks"
 WHY_UNKNOWN = (
     "the recording numbers the members of each communicator: give the files of all of them, or record from "
@@ -65,7 +67,7 @@ def assemble(
     _require_different_sessions(flat)
     epochs = _epochs(flat, quality) if len(sources) > 1 else [0] * len(flat)
     members.forget_smaller_worlds(parts, names)
-    ranks = _numbered(parts, names, epochs, quality)
+    ranks = _numbered(flat, names, epochs, quality)
     hosts = _hosts(flat)
     recordings: dict[int, list[int]] = {}
     # Recordings of one rank follow each other in time, whatever their files are called.
@@ -175,8 +177,10 @@ def _place(
                 lowest = int(frame["step"].min())  # pyright: ignore[reportArgumentType]
                 if last_step is not None and lowest <= last_step:
                     frame = frame.with_columns(pl.col("step") + (last_step + 1 - lowest))
-                    text = "its recordings count steps from the same number"
-                    quality.append(Quality(rank, "steps renumbered", frame.height, text))
+                    text = (
+                        "its recordings count steps from the same number: if they are of two jobs, give one"
+                    )
+                    quality.append(Quality(rank, "steps renumbered", frame.height, text, "warning"))
                 last_step = int(frame["step"].max())  # pyright: ignore[reportArgumentType]
             if name == "steps":
                 steps.append(frame.with_columns(rank=pl.lit(rank, pl.Int32), recording=number))
@@ -372,13 +376,17 @@ def _long(ns: int) -> str:
     return f"{ns / 10**9:,.3f} s"
 
 
-def _numbered(parts: list[Part], names: list[str], epochs: list[int], quality: list[Quality]) -> list[int]:
+def _numbered(
+    flat: list[tuple[Source, Part]], names: list[str], epochs: list[int], quality: list[Quality]
+) -> list[int]:
     """The rank of each part. Raises SameRankTwice when two of the same time claim one rank."""
+    parts = [part for _, part in flat]
     first = processes.one(parts, epochs)
     _share_what_is_told(parts, first)
     ranks = [part.rank if part.rank is not None and part.rank <= LARGEST_RANK else None for part in parts]
     _require_one_job(parts, names)
     _require_one_day(parts, names, epochs, first)
+    _require_a_link(flat, names, epochs, first, quality)
     spans: dict[int, list[tuple[int, int, str]]] = {}
     for part, rank, name, epoch in zip(parts, ranks, names, epochs, strict=True):
         if rank is None:
@@ -444,6 +452,59 @@ def _require_one_day(parts: list[Part], names: list[str], epochs: list[int], fir
             raise DifferentJobs(name, nearest, text)
 
 
+def _require_a_link(
+    flat: list[tuple[Source, Part]],
+    names: list[str],
+    epochs: list[int],
+    first: list[int],
+    quality: list[Quality],
+) -> None:
+    """Raise where nothing shows that a file which names no rank is of the job of any other.
+
+    Ranks of a job talk to each other, or were recorded in one session or at one time, as far as their clocks
+    can be compared. Where they have the time in common and nothing else, that is told.
+    """
+    every = [
+        (source, part, epoch, name, process)
+        for (source, part), epoch, name, process in zip(flat, epochs, names, first, strict=True)
+        if not part.beside
+    ]
+    for source, part, epoch, name, process in every:
+        others = [other for other in every if other[4] != process and other[0] is not source]
+        if part.rank is not None or "collectives" in part.tables or part.places or not others:
+            continue
+        if len(every) > len(others) + 1 and any(o[0] is source and o[1] is not part for o in every):
+            continue  # one of several ranks of its file
+        if part.session is not None and any(part.session == other.session for _, other, *_ in others):
+            continue
+        if part.process is not None and part.process.identity is not None:
+            continue  # `lostflops record` saw the job's processes start
+        start, end = part.start + epoch, part.end + epoch
+        together = [
+            theirs
+            for their_source, other, their_epoch, theirs, _ in others
+            if _has_one_clock((source, part), (their_source, other))
+            and max(start - other.end - their_epoch, other.start + their_epoch - end) <= LONGEST_PAUSE
+        ]
+        if not together:
+            raise LostflopsError(
+                f"{name} and {others[0][3]} share nothing that ranks of one job do: {name} names no rank and "
+                "has no collectives, and they have no time in common.",
+                "give the files of one job. If these are, begin their names with `rank0`, `rank1` and so on.",
+            )
+        text = (
+            f"{name} names no rank, has no collectives, and was only recorded at about the time of "
+            f"{together[0]}: if they are of several jobs, give the files of one"
+        )
+        quality.append(Quality(None, NO_LINK, 1, text, "warning"))
+        return
+
+
+def _has_one_clock(*two: tuple[Source, Part]) -> bool:
+    """Whether the times of both are counted from one moment, as far as is known."""
+    return all(part.epoch_ns is not None or not formats.own_clock(source.format) for source, part in two)
+
+
 def _share_what_is_told(parts: list[Part], first: list[int]) -> None:
     """Give all parts of a process the rank and size that one of them tells.
 
@@ -470,6 +531,14 @@ def _require_one_job(parts: list[Part], names: list[str]) -> None:
         if part.rank is None:
             continue
         other, other_name = known.setdefault(part.rank, (part, name))
+        numbers = {p.process.number for p in (part, other) if p.process is not None} - {None}
+        if len(numbers) > 1:
+            first, second = (p.process and p.process.number for p in (other, part))
+            raise LostflopsError(
+                f"{other_name} and {name} are both rank {part.rank}, but of two processes, {first} and "
+                f"{second}: of two jobs, or of one that was started again.",
+                "give the files of one start of one job.",
+            )
         same = ("world_size", "host"), ("gpu", "backend", "source")
         if any(getattr(part, k) != getattr(other, k) for k in same[0]) or any(
             part.facts.get(k) != other.facts.get(k) for k in same[1]

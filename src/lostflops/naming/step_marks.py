@@ -14,6 +14,7 @@ STEP_RANGE = (
 PROFILER_STEP = r"^ProfilerStep[#*](\d{1,15})$"
 
 _RANGE = re.compile(STEP_RANGE)
+_BARE = re.compile(r"(?i)^(?:step|iter|iteration|batch)[ _#:/=-]*$")
 NO_TEXT = "(unnamed range)"
 """What a range is called whose text is not in the recording."""
 
@@ -21,13 +22,15 @@ NO_TEXT = "(unnamed range)"
 def is_step_mark(name: str) -> bool:
     """Whether a range counts a step, and says nothing else of what happens in it.
 
-    >>> is_step_mark("ProfilerStep#3"), is_step_mark("iteration 12"), is_step_mark("train_step")
-    (True, True, False)
+    >>> is_step_mark("ProfilerStep#3"), is_step_mark("iteration 12"), is_step_mark("step")
+    (True, True, True)
+    >>> is_step_mark("train_step")
+    False
     """
     if name.startswith("ProfilerStep"):
         return True
     found = _RANGE.match(name)
-    return found is not None and found[1] is not None
+    return found is not None and (found[1] is not None or _BARE.match(name) is not None)
 
 
 def says_nothing(name: str) -> bool:

@@ -26,6 +26,7 @@ from lostflops.ingest.one_of_several import of_device
 from lostflops.ingest.part import Part, write_tables
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.ingest.times.broken_times import surroundings
+from lostflops.ingest.times.overrun import ended_in_order
 from lostflops.naming.classification import copy_facts, kernel_facts
 from lostflops.store.trace import ONE_PER_DEVICE
 from lostflops.tables import NAME
@@ -103,7 +104,8 @@ class Assembly:
             calls, (kernels, copies) = apart(calls, kernels, copies)
         self._require_durations(kernels, copies)
         if kernels is not None:
-            kernels = attribute(self._kernel_facts(kernels), calls, tree)
+            facts = ended_in_order(self._kernel_facts(kernels), self.notes.rows)
+            kernels = attribute(facts, calls, tree)
             self.notes.launches(kernels)
         if copies is not None:
             copies = attribute(self._copy_facts(copies, calls), calls, tree).drop("phase")
@@ -133,7 +135,8 @@ class Assembly:
             parts.append(self._part(len(parts), device, mine, calls, start, end, gpu))
         if len(parts) > 1:
             for part in parts:
-                part.rank, part.rank_source = None, ONE_PER_DEVICE
+                # The size that the trace tells counts processes.
+                part.rank, part.rank_source, part.world_size = None, ONE_PER_DEVICE, None
         return parts
 
     def _part(

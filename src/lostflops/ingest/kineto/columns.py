@@ -156,7 +156,7 @@ CODED = {
     "grid": "extents", "block": "extents", "direction": "names", "task": "names",
 }  # fmt: skip
 KINDS = ("kernels", "copies", "calls", "operators", "ranges", "frames", "allocations", "elsewhere")
-COUNTS = ("unusable", "negative", "overlong", "flows")
+COUNTS = ("unusable", "negative", "negative_on_device", "on_device", "overlong", "flows")
 
 
 # Where installed code and Python's own begin; what stands before tells where somebody keeps it.
@@ -253,6 +253,8 @@ class EventColumns:
         self.window: list[int] = []
         self.unusable = 0
         self.negative = 0
+        self.negative_on_device = 0
+        self.on_device = 0
         self.overlong = 0
         self.elsewhere = Columns()  # rows of categories that are not known
         self.flows = 0
@@ -380,7 +382,10 @@ class EventColumns:
 
     def _on_device(self, rows: list[Event]) -> tuple[dict[str, Any], pl.Series | None, list[Args]]:
         """The columns that all work of a device has, which rows to keep, and the rows' arguments."""
+        before = self.negative
         columns, good = self._times(rows)
+        self.negative_on_device += self.negative - before
+        self.on_device += len(rows)
         args = [e.args or _NO_ARGS for e in rows]
         columns["name"] = self._name_codes(rows)
         columns["device"] = small(

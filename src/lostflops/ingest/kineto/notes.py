@@ -52,6 +52,13 @@ class Notes:
             self.add("ends ('E') without a begin", reader.halves.unbegun, without, "warning")
         self.add("rows longer than ten days", reader.overlong, "left out as corrupted", "warning")
         self.add("rows with a negative duration", reader.negative, "counted with length zero", "warning")
+        self.add(
+            "GPU rows with a negative duration",
+            reader.negative_on_device,
+            "how long they ran is not known",
+            "warning",
+            reader.on_device,
+        )
         for cat, count in sorted(unknown.items()):
             self.add(
                 f"rows of category '{cat}'", count, "kept as ranges; lostflops does not know this category"

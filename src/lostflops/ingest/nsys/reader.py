@@ -33,6 +33,7 @@ from lostflops.ingest.nsys.target import Devices, NsysRecording, TargetGpu, mpi_
 from lostflops.ingest.one_of_several import OnGpu, of_device, ranks
 from lostflops.ingest.part import Part, Process, write_tables
 from lostflops.ingest.steps.marks import find_steps, outside
+from lostflops.ingest.times.overrun import ended_in_order
 from lostflops.naming.classification import kernel_facts
 from lostflops.store.trace import ONE_PER_DEVICE, Quality
 from lostflops.tables import FAMILY, NAME, TABLES
@@ -252,6 +253,7 @@ class _Process:
         # Before ranges left open are closed at the end of these.
         (launches, kernels, copies), far = near([launches, kernels, copies])
         kernels, copies = cuda.own_streams(kernels, copies)
+        kernels = ended_in_order(kernels, quality)
         tell(0.4)
         last = max((int(t["end"].max()) for t in (launches, kernels, copies) if t.height), default=None)  # pyright: ignore[reportArgumentType]
         marks = nvtx(export, process, orphans, last)

@@ -19,9 +19,9 @@ STREAM = ("deviceId", "contextId", "streamId")
 def usable(rows: pl.DataFrame, what: str, quality: list[Quality]) -> pl.DataFrame:
     """Rows with a start and an end that can be true. What is dropped or clamped is counted."""
 
-    def tell(name: str, count: int, text: str) -> None:
+    def tell(name: str, count: int, text: str, of: int | None = None) -> None:
         if count:
-            quality.append(Quality(None, f"{what} {name}", count, text, "warning"))
+            quality.append(Quality(None, f"{what} {name}", count, text, "warning", of))
 
     if rows.is_empty():
         return rows
@@ -35,7 +35,7 @@ def usable(rows: pl.DataFrame, what: str, quality: list[Quality]) -> pl.DataFram
     kept = short.filter(~_without_a_start(short))
     tell("without a start", short.height - kept.height, "it is 0, long before all others: left out")
     negative = kept.filter(end < start).height
-    tell("with a negative duration", negative, "counted with length zero")
+    tell("with a negative duration", negative, "counted with length zero", kept.height)
     return kept.with_columns(end=pl.max_horizontal("start", "end")) if negative else kept
 
 

@@ -161,9 +161,10 @@ class SqliteFile:
 
 
 # The driver fixes a column's type from its first batch, where nulls count as integers: texts are therefore
-# never null. They travel as bytes, because what a program named a range need not be UTF-8.
+# never null. They travel as bytes, because what a program named a range need not be UTF-8; programs that
+# write an export again leave them as bytes.
 def _text(column: str) -> str:
-    return f'iif(typeof("{column}") = \'text\', CAST("{column}" AS BLOB), x\'\') AS "{column}"'
+    return f"iif(typeof(\"{column}\") IN ('text', 'blob'), CAST(\"{column}\" AS BLOB), x'') AS \"{column}\""
 
 
 def _integer(column: str) -> str:

@@ -9,23 +9,24 @@ from pathlib import Path
 
 import polars as pl
 
-from lostflops import causes, frameworks, intervals, recipes
+from lostflops import causes, frameworks, recipes
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipes.replayed_steps import replayed_once
 from lostflops.remedies import advice, left
 from lostflops.report.words.safe import one_line, typed
 from lostflops.session import Answer, Session, Skipped, engine_for
-from lostflops.store.trace import GPU_WORK_LOST, Quality, Trace
+from lostflops.store.trace import GPU_WORK_LOST, NO_LINK, Quality, Trace
 from lostflops.tables import STEPS, UNLISTED_GRAPH
 from lostflops.version import __version__
 
 from . import facts, quality, roofs, step_notes
 from .budget import Budget, budget
 from .moments import Moments, moments
+from .notes.between_steps import between
 from .notes.clocks_apart import with_clocks
-from .notes.lost_work import LOST, doubted, lost_work
-from .notes.of_one_run import OF_OTHER_TIMES, of_other_runs, of_other_times
+from .notes.lost_work import LOST, doubted, impossible_times, lost_work, without_times
+from .notes.of_one_run import OF_OTHER_TIMES, of_other_runs, of_other_times, of_several_jobs
 from .notes.profiler_overhead import doubting, own_work, profiler_at_work
 from .notes.shared_gpu import beside_others, is_shared, shared, verdict_beside_others
 from .notes.step_kinds import of_two_kinds
@@ -213,6 +214,8 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
     if len(run.ranks) > 1 and not apart:
         apart = _kept_notes(session, "page_other_runs", lambda: _other_runs(trace, session, run, counting))
     found = tuple(map(doubted, found)) if lost else found
+    impossible = [*impossible_times(trace)]
+    found = tuple(map(without_times, found)) if impossible else found
     beside = is_shared(trace.manifest.quality)
     found = tuple(map(beside_others, found)) if beside else found
     profiler = _kept_notes(session, "page_profiler", partial(_profiler, trace, session, steps, counting))
@@ -233,12 +236,14 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
                 if run.replayed
                 else ()
             ),
+            *of_several_jobs(trace.manifest.quality),
             *apart,
             *job_notes(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
             *lost,
+            *impossible,
             *shared(trace.manifest.quality, len(run.ranks)),
-            *_between(trace, steps),
+            *between(trace, steps),
             *profiler,
             *_kept_notes(session, "page_uncovered", partial(step_notes.uncovered, session, steps)),
             *step_notes.without_update(trace, steps),
@@ -261,7 +266,11 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
         answers=tuple(sorted(answers, key=lambda a: (a.recipe.name != "step_ledger", a.recipe.name))),
         findings=found if not run.is_whole else tuple(map(_of_the_whole, found)),
         skipped=tuple(skipped),
-        quality=tuple(sorted((q for q in trace.manifest.quality if q.name != OF_OTHER_TIMES), key=_gravity)),
+        quality=tuple(
+            sorted(
+                (q for q in trace.manifest.quality if q.name not in (OF_OTHER_TIMES, NO_LINK)), key=_gravity
+            )
+        ),
         is_apart=bool(apart),
         counted=counting,
         source_names=tuple(source.name for source in trace.manifest.sources),
@@ -432,40 +441,6 @@ def _outside(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
             all=pl.col("end") - pl.col("start"),
         )
         .sort(pl.col("before") + pl.col("after"), "rank", descending=[True, False])
-    )
-
-
-def _between(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
-    """How long the device works between recorded steps, as in an evaluation, where that is worth a word."""
-    work = [
-        table.select("rank", "start", "end")
-        for t in ("kernels", "copies")
-        if (table := trace.table(t)) is not None
-    ]
-    ahead = steps.sort("rank", "start").with_columns(until=pl.col("start").shift(-1).over("rank"))
-    gaps = ahead.filter(pl.col("until") > pl.col("end"))
-    if gaps.is_empty() or not work:
-        return
-    spans = gaps.select("rank", "step", start="end", end="until")
-    busy = (
-        intervals.inside(spans.lazy(), intervals.union(pl.concat(work), ["rank"]), {"busy": pl.lit(True)})
-        .sort("busy", "rank", "step", descending=[True, False, False])
-        .collect()
-    )
-    whole = steps.group_by("rank").agg(whole=(pl.col("end") - pl.col("start")).sum())
-    by_rank = (
-        busy.group_by("rank")
-        .agg(pl.col("busy").sum(), after=pl.col("step").first())
-        .join(whole, on="rank")
-        .sort("busy", "rank", descending=[True, False])
-    )
-    rank, ns, after, length = by_rank.row(0)
-    if 1000 * ns < OUTSIDE_PER_MILLE * length:
-        return
-    on = f" on rank {rank}" if by_rank.height > 1 else ""
-    yield (
-        f"Between steps{on} there is work for {milliseconds(ns)}, most of it after step {after}, such as of "
-        "an evaluation: it is in no account."
     )
 
 

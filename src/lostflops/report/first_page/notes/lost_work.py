@@ -10,10 +10,11 @@ import polars as pl
 from lostflops.finding import Finding, percent
 from lostflops.recipes.lost_kernels import WORTH_TELLING, launching
 from lostflops.session import Fold, Session
-from lostflops.store.trace import OPENED, Trace
+from lostflops.store.trace import IMPOSSIBLE, OPENED, Trace
 
 UNRECORDED = "idle.unrecorded"
 AGAIN = "Record fewer steps, or less at a time (no stacks, no shapes): the profiler lost kernels."
+MAY_HAVE_RUN = "The GPU may have worked meanwhile: some of its work ends before it begins, as recorded."
 MAY_BE_WORK = "The GPU may have worked meanwhile: kernels of some launches were not recorded."
 
 
@@ -40,6 +41,25 @@ def lost_calls(trace: Trace, counted: pl.DataFrame) -> tuple[int, int]:
     rows = launching(trace.table("launches"), trace.table("kernels")).join(begun, on="rank")
     rows = rows.filter(pl.col("start") >= pl.col("_from"))
     return rows.height - int(rows["ran"].sum()), rows.height
+
+
+def impossible_times(trace: Trace) -> Iterator[str]:
+    """That much GPU work ends before it begins, as it was recorded: how long it took is not known."""
+    told = [fact for fact in trace.manifest.quality if fact.name in IMPOSSIBLE and fact.of]
+    many, every = sum(fact.count for fact in told), sum(fact.of or 0 for fact in told)
+    if many and many >= WORTH_TELLING * every:
+        yield (
+            f"{many:,} of {every:,} rows of GPU work ({percent(many, every)}) end before they begin: how "
+            "long they ran is not known, and what seems idle may be that work. Export the report again, or "
+            "record again."
+        )
+
+
+def without_times(finding: Finding) -> Finding:
+    """A finding about idle time, doubted where GPU work has no length."""
+    if not any(account.startswith("idle.") for account in finding.accounts[:1]):
+        return finding
+    return replace(finding, doubt=" ".join(filter(None, (MAY_HAVE_RUN, finding.doubt))))
 
 
 LOST = Fold(lost_calls, of_all_steps=True)

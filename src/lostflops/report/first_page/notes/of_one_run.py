@@ -8,7 +8,7 @@ import polars as pl
 
 from lostflops.causes.names import called
 from lostflops.intervals.matching import CONTRADICT, DIFFER, NOBODY_ELSE, PAIR
-from lostflops.store.trace import Quality, Trace
+from lostflops.store.trace import NO_LINK, Quality, Trace
 
 OF_OTHER_TIMES = "recordings of different times"
 FEWEST = 3  # operations of a rank that tell of others
@@ -19,6 +19,13 @@ def of_other_times(quality: Sequence[Quality]) -> Iterator[str]:
     for fact in quality:
         if fact.name == OF_OTHER_TIMES:
             yield f"{fact.text[0].upper()}{fact.text[1:]}."
+
+
+def of_several_jobs(quality: Sequence[Quality]) -> Iterator[str]:
+    """That nothing shows the files to be of one job."""
+    for fact in quality:
+        if fact.name == NO_LINK:
+            yield f"Nothing shows that these files are of one job: {fact.text}."
 
 
 def of_other_runs(trace: Trace, matches: pl.DataFrame) -> Iterator[str]:
