@@ -80,7 +80,7 @@ def test_freed_memory_is_no_python_of_the_optimizer_s_and_has_no_bound(
     """Operators wait for new pages, too: what keeping memory gains is more than the pauses."""
     rows = pl.DataFrame([(0, name, freed * MS, 51_200_000)], GIVEN_BACK, orient="row")
     one = finding("host-busy-elsewhere", PYTHON, 10, "It idles while the CPU runs other code.")
-    known: dict[str, Any] = {"on_host": True, "in_long_pauses": 40 * MS, "spent_in": lambda names: 90 * MS}
+    known: dict[str, Any] = {"on_host": True, "in_long_pauses": 40 * MS, "spent_in": lambda *_: 90 * MS}
     (told,) = page(one, names=[(0, PYTHON, name, 40)], given_back=rows, **known)
     assert f"the CPU {does}" in told.claim
     if does != "runs Python":
