@@ -41,7 +41,7 @@ def step(begin: int, frames: Rows, kernels: Rows) -> dict[str, list[tuple[str, i
 def why(folder: Path, frames: Rows, kernels: Rows = KERNELS) -> tuple[str, dict[str, Finding]]:
     """The first sentence and the findings about three such steps."""
     told = [step(100 * n, frames, kernels) for n in range(3)]
-    rows = {
+    rows: dict[str, list[dict[str, Any]]] = {
         kind: [
             {"name": name, "start": s * MS, "end": e * MS, "thread": 7}
             for each in told

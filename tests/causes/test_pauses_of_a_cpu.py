@@ -8,8 +8,10 @@ from typing import Any
 import polars as pl
 import pytest
 
-from by_hand import DATA, MS, PYTHON, UNEXPLAINED, finding, page
+from by_hand import DATA, MS, PYTHON, UNEXPLAINED, WAITS, finding, page
+from lostflops.accounts import ACCOUNTS
 from lostflops.causes.idle.named import _cheaper  # pyright: ignore[reportPrivateUsage]
+from lostflops.recipes.idle.costs import idle_costs_step_time
 from lostflops.recipes.needless.given_back import GIVEN_BACK, given_back
 from lostflops.recipes.steps.log_core_waits import a_core_is_missing
 from made_runs import made
@@ -78,7 +80,7 @@ def test_freed_memory_is_no_python_of_the_optimizer_s_and_has_no_bound(
     """Operators wait for new pages, too: what keeping memory gains is more than the pauses."""
     rows = pl.DataFrame([(0, name, freed * MS, 51_200_000)], GIVEN_BACK, orient="row")
     one = finding("host-busy-elsewhere", PYTHON, 10, "It idles while the CPU runs other code.")
-    known: dict[str, Any] = {"on_host": True, "in_long_pauses": 40 * MS, "spent_in": lambda names: 90 * MS}
+    known: dict[str, Any] = {"on_host": True, "in_long_pauses": 40 * MS, "spent_in": lambda *_: 90 * MS}
     (told,) = page(one, names=[(0, PYTHON, name, 40)], given_back=rows, **known)
     assert f"the CPU {does}" in told.claim
     if does != "runs Python":
@@ -129,6 +131,18 @@ def test_pauses_that_waiting_for_a_core_may_explain_are_no_cause_beside_it() -> 
         crowded, finding("idle-unexplained", UNEXPLAINED, 14), on_host=True, tables={"step_log_off_core": off}
     )
     assert [f.name for f in blocked] == ["waits-for-a-core", "idle-unexplained"]
+
+
+def test_the_bound_of_a_loader_on_a_cpu_says_that_it_holds_operators_and_communication_has_none() -> None:
+    row = {"step_share": [0.12], "steps": [3], "per_step": [12 * MS], "host_per_step": [32 * MS]}
+    row |= {"most": [12 * MS], "most_on": [0], "on_host": [True]}
+    for name, at_most, gain in ((DATA, 32 * MS, "at most"), (WAITS, None, "unknown")):
+        account = ACCOUNTS[name]
+        table = pl.DataFrame({**row, "account": [name], "at_most": [at_most]})
+        (told,) = idle_costs_step_time(table, account, account.loss)  # pyright: ignore[reportArgumentType]
+        assert (told.gain, told.ns_per_step, told.size) == (gain, at_most or 0, 12 * MS)
+        wider = "upper limit: the CPU spends 32.0 ms per step on this, with the operators that it calls"
+        assert (wider in told.evidence) is (at_most is not None)
 
 
 def test_that_cores_save_no_more_than_the_step_is_no_bound() -> None:

@@ -27,8 +27,8 @@ def idle_costs_step_time(table: pl.DataFrame, account: Account, loss: Loss) -> I
         evidence = [f"{share} of all step time, over {counted} of the ranks here"]
         if 10 * row["most"] > 11 * row["per_step"]:
             evidence.append(f"the most on rank {row['most_on']}: {milliseconds(row['most'])} per step")
-        bounded = loss.removable and row["at_most"] is not None
-        if bounded and row["at_most"] > row["per_step"]:
+        at_most: int | None = row["at_most"] if loss.removable else None
+        if at_most is not None and at_most > row["per_step"]:
             evidence.extend(_wider(row, account.proven))
         spent = f"{milliseconds(row['per_step'])} per step ({share})"
         yield Finding(
@@ -36,9 +36,9 @@ def idle_costs_step_time(table: pl.DataFrame, account: Account, loss: Loss) -> I
             claim=f"Nothing computes for {spent} {loss.on_host or loss.claim}."
             if row["on_host"]
             else f"The GPU idles {spent} {loss.claim}.",
-            ns_per_step=row["at_most"] if bounded else 0,
+            ns_per_step=at_most or 0,
             cost_per_step=row["per_step"],
-            gain="at most" if bounded else "unknown",
+            gain="unknown" if at_most is None else "at most",
             evidence=tuple(evidence),
             next=account.advice(row["on_host"]),
             accounts=(account.name,),

@@ -92,7 +92,7 @@ PROVEN = [f"idle.{cause}" for cause in HOST_CAUSES]
                 "steps": [{"start": 0, "end": 100}],
                 "kernels": [
                     {"start": start, "end": end, "launch_start": start, "thread": 7}
-                    for start, end in ((4, 24), (40, 93))
+                    for start, end in ((4, 24), (36, 93))
                 ],
                 "ranges": [
                     {
@@ -102,7 +102,7 @@ PROVEN = [f"idle.{cause}" for cause in HOST_CAUSES]
                         "name": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
                     }
                 ],
-                "operators": [{"start": 93, "end": 98, "thread": 7, "name": "c10d::barrier"}],
+                "operators": [{"start": 93, "end": 95, "thread": 7, "name": "c10d::barrier"}],
                 "ranks": [{"world_size": 1, "device_kind": "cpu", "main_thread": 7}],
             },
             expect=[
@@ -119,8 +119,8 @@ PROVEN = [f"idle.{cause}" for cause in HOST_CAUSES]
                 }
                 for account, own, host, at_most in (
                     ("idle.data_loading", 12, 32, 32),
-                    ("idle.unexplained", 10, 10, None),
-                    ("idle.host_synchronisation", 5, 5, None),
+                    ("idle.unexplained", 9, 9, None),
+                    ("idle.host_synchronisation", 2, 2, None),
                 )
             ],
         ),
