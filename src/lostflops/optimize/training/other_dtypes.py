@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _WEIGHTS: dict[int, ref[torch.Tensor]] = {}  # whose dtype was changed, by id
-_UNDONE = 0  # how often weights became fp32 again
+_undone = 0  # how often weights became fp32 again
 _LOOKED: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()  # at states, after which of them
 _hook: Any = None  # of all optimizers: they may be made when nothing of the remedy is left
 
@@ -26,8 +26,8 @@ _hook: Any = None  # of all optimizers: they may be made when nothing of the rem
 def watch(weights: Iterable[torch.Tensor], *, undone: bool = False) -> None:
     """Of weights that are of another dtype now: steps by gradients of the old one are refused, and after
     `undone` the first step of each optimizer by bf16 states."""
-    global _UNDONE, _hook
-    _UNDONE += undone
+    global _undone, _hook
+    _undone += undone
     for weight in weights:
         number = id(weight)
         _WEIGHTS[number] = ref(weight, lambda _, number=number: _WEIGHTS.pop(number, None))
@@ -38,7 +38,7 @@ def watch(weights: Iterable[torch.Tensor], *, undone: bool = False) -> None:
 def _before_a_step(optimizer: Any, *_: Any) -> None:
     if not _WEIGHTS:
         return
-    states = _LOOKED.get(optimizer, 0) != _UNDONE
+    states = _LOOKED.get(optimizer, 0) != _undone
     for weight in (each for group in optimizer.param_groups for each in group["params"]):
         found = _WEIGHTS.get(id(weight))
         if found is None or found() is not weight:
@@ -58,7 +58,7 @@ def _before_a_step(optimizer: Any, *_: Any) -> None:
                     "optimizer anew",
                 )
     if states:
-        _LOOKED[optimizer] = _UNDONE
+        _LOOKED[optimizer] = _undone
 
 
 def _name(tensor: torch.Tensor) -> str:

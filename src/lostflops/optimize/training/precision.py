@@ -354,7 +354,8 @@ class Fp16(AppliedRemedy):
         """Of the scaled loss. Divide by the number of microbatches yourself."""
         first = not self._gradients.any
         try:
-            self.scaler.scale(loss).backward()
+            with self._gradients.backward():
+                self.scaler.scale(loss).backward()
         except BaseException:
             if first:
                 self._gradients.forget_if_none()
