@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,10 +34,11 @@ from torch.utils.data import (
 
 from lostflops import optimize
 from lostflops.optimize.device import host_share
-from lostflops.optimize.loader import probe
+from lostflops.optimize.loader import order_elsewhere, probe
 from lostflops.optimize.loader import workers as data_loader
 from lostflops.optimize.loader.batches import SampleOrder, made
 from lostflops.optimize.loader.load_time import LoadTime
+from lostflops.optimize.loader.order_elsewhere import OrderElsewhere
 from lostflops.optimize.loader.own_state import changed, own_state
 from lostflops.optimize.loader.probe import same
 from lostflops.optimize.loader.workers import Candidate, predicted_seconds, workers_wanted
@@ -464,6 +466,54 @@ def test_a_batch_that_is_another_when_it_is_made_again_is_made_in_workers_only(w
     assert (Unseen.read, repr(data.iterator), DICE.getstate()) == before
     assert setting.workers == 0
     assert any("stays at 0: making a batch changes what its samples are made of" in n for n in setting.notes)
+
+
+class CountingElsewhere(Counting):
+    """Shuffles by random numbers of the module, and counts in its class."""
+
+    begun = 0
+
+    def __iter__(self) -> Iterator[int]:
+        type(self).begun += 1
+        return (DICE.randrange(40) for _ in range(41))
+
+
+def test_a_sampler_that_counts_in_a_global_goes_on_from_where_it_was() -> None:
+    """A copy of it went on counting there: the training's first epoch was another."""
+    before = CountingElsewhere.begun, DICE.getstate()
+    tuned(DataLoader(Drawing(), 4, sampler=CountingElsewhere()), step_seconds=0.001)
+    assert (CountingElsewhere.begun, DICE.getstate()) == before
+    assert multiprocessing.active_children() == []
+
+
+class Here(Counting):
+    """Works in the process that made it only, or nowhere; or waits."""
+
+    def __init__(self, where: int, waits: float = 0) -> None:
+        super().__init__()
+        self.where, self.waits = where, waits
+
+    def __iter__(self) -> Iterator[int]:
+        time.sleep(self.waits)
+        if os.getpid() != self.where:
+            raise OSError("no such device")
+        return iter(range(41))
+
+
+def test_a_sampler_that_fails_in_another_process_is_asked_in_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def order(*given: Any) -> OrderElsewhere:
+        return OrderElsewhere(SampleOrder(DataLoader(Drawing(), 4, sampler=Here(*given))), 0.1)
+
+    with closing(order(os.getpid())) as found:
+        assert list(itertools.chain(*found.next(3), *found.next(1))) == list(range(16))
+    with closing(order(0)) as found, pytest.raises(OSError, match="no such device"):
+        found.next(3)
+    monkeypatch.setattr(order_elsewhere, "PATIENCE", 0.1)
+    with closing(order(os.getpid(), 5)) as found, pytest.raises(optimize.Refused, match=r"within 0\.1 s"):
+        found.next(3)
+    assert multiprocessing.active_children() == []
 
 
 def test_batches_are_compared_to_the_bit_as_far_as_they_can_be() -> None:
