@@ -10,8 +10,11 @@ import multiprocessing
 import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,14 +34,19 @@ from torch.utils.data import (
 
 from lostflops import optimize
 from lostflops.optimize.device import host_share
+from lostflops.optimize.loader import order_elsewhere, probe
 from lostflops.optimize.loader import workers as data_loader
 from lostflops.optimize.loader.batches import SampleOrder, made
 from lostflops.optimize.loader.load_time import LoadTime
+from lostflops.optimize.loader.order_elsewhere import OrderElsewhere
 from lostflops.optimize.loader.own_state import changed, own_state
 from lostflops.optimize.loader.probe import same
 from lostflops.optimize.loader.workers import Candidate, predicted_seconds, workers_wanted
 
 torch.set_num_threads(1)
+
+pause = time.sleep  # of datasets and steps; `as_predicted` gives them a clock of their own
+SECONDS = 20.0  # for tuning: a machine that others use may need them, an idle one needs few
 
 
 class Sleeping(Dataset[torch.Tensor]):
@@ -51,17 +59,32 @@ class Sleeping(Dataset[torch.Tensor]):
         return self.length
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self.rarely if self.every and index % self.every == 0 else self.seconds)
+        pause(self.rarely if self.every and index % self.every == 0 else self.seconds)
         return torch.tensor([index, 2 * index])
 
 
 def tuned(loader: DataLoader[Any], **more: Any) -> optimize.LoaderSetting:
-    return optimize.tune_loader(loader, **{"step_seconds": 0.004, "cores": 4, "seconds": 0.8, **more})
+    return optimize.tune_loader(loader, **{"step_seconds": 0.004, "cores": 4, "seconds": SECONDS, **more})
+
+
+@pytest.fixture(autouse=True)
+def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_loader, "ROUNDS", 1)
 
 
 @pytest.fixture
 def as_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Candidates take what the formula says: for what follows from measuring, and not from the machine."""
+    """Candidates take what the formula says, and samples and steps what they say: for what follows from
+    measuring, and not from the machine."""
+    now = [0.0]  # each worker has its own
+
+    def passes(seconds: float) -> None:
+        now[0] += seconds
+
+    clock = SimpleNamespace(perf_counter=lambda: now[0], process_time=lambda: now[0], sleep=passes)
+    for module in (data_loader, probe):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(sys.modules[__name__], "pause", passes)
 
     def measured(_: Any, tried: Any, __: Any, step: float, load: Any) -> tuple[Candidate, ...]:
         times = {n: predicted_seconds(n, step, load.batch_seconds, load.receive_seconds) for n in tried}
@@ -84,8 +107,9 @@ def test_the_formula_gives_the_numbers_of_the_book() -> None:
     assert predicted_seconds(4, 0.030, 0.080, receive_seconds=0.005) == pytest.approx(0.035)
 
 
-def test_slow_loads_get_the_workers_that_hide_them() -> None:
+def test_slow_loads_get_the_workers_that_hide_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that others use a try may be spoilt: one of three must show it all."""
+    monkeypatch.setattr(data_loader, "ROUNDS", 3)
     loader = DataLoader(Sleeping(0.096), batch_size=1)
     for left in (2, 1, 0):
         setting = tuned(loader, step_seconds=0.032, seconds=8)
@@ -142,7 +166,7 @@ def test_workers_that_start_in_every_short_epoch_are_paid_for() -> None:
 @exactly
 def test_uneven_samples_are_noticed_and_order_is_given_up_only_when_asked() -> None:
     loader = DataLoader(Sleeping(0.008, every=4, rarely=0.136), batch_size=1)
-    setting = tuned(loader, step_seconds=0.005, seconds=1.5)
+    setting = tuned(loader, step_seconds=0.005)
     assert setting.load.batch_spread > 1 and setting.workers >= 2
     # A busy machine measures fewer of them, so how many are slow depends on where they begin and end.
     samples = [0.136 if index % 4 == 0 else 0.008 for index in range(setting.load.batches + 4)]
@@ -151,7 +175,7 @@ def test_uneven_samples_are_noticed_and_order_is_given_up_only_when_asked() -> N
     assert "in_order" not in setting.arguments and not setting.arguments["persistent_workers"]
     assert setting.arguments["prefetch_factor"] == 4
     assert any("keep_order=False" in note for note in setting.notes)
-    free = tuned(loader, step_seconds=0.005, keep_order=False, seconds=1.5)
+    free = tuned(loader, step_seconds=0.005, keep_order=False)
     assert free.arguments["in_order"] is False and free.arguments["persistent_workers"]
     assert free.apply(loader).in_order is False
 
@@ -178,7 +202,7 @@ def test_a_setting_gives_the_same_samples_in_the_same_order(own_generator: bool)
     wanted = epochs(loader())
     assert wanted[0] != wanted[1]
     given = loader()
-    setting = tuned(given, step_seconds=0.0, seconds=1)
+    setting = tuned(given, step_seconds=0.0)
     for workers in (0, 2):
         arguments = {"num_workers": workers, "prefetch_factor": 2 if workers else None}
         assert epochs(made(loader(), **arguments)) == wanted
@@ -231,7 +255,7 @@ def test_measuring_leaves_no_trace() -> None:
     running = iter(loader)
     next(running)
     before = state(), loader.generator.get_state().tolist()
-    setting = tuned(loader, step_seconds=0.0, seconds=1)
+    setting = tuned(loader, step_seconds=0.0)
     assert (state(), loader.generator.get_state().tolist()) == before
     assert len(list(running)) == 10, "the loader that was being iterated goes on"
     assert multiprocessing.active_children() == []
@@ -402,7 +426,7 @@ def test_what_reading_changes_is_read_in_workers_only() -> None:
     data, masks = Keeping(0.01), Masking()
     before = own_state(dataset=data, collate_fn=masks)
     loader = DataLoader(data, 4, collate_fn=masks, pin_memory=True)
-    setting = optimize.tune_loader(loader, lambda batch: None, cores=4, seconds=0.8)
+    setting = optimize.tune_loader(loader, lambda batch: None, cores=4, seconds=SECONDS)
     assert changed(before, dataset=data, collate_fn=masks) == ("", "")
     # Each worker would draw the same, and what one draws is another's with another number of them.
     assert setting.workers == 0 and setting.workers_wanted > 1 and setting.arguments["pin_memory"]
@@ -438,10 +462,58 @@ def test_a_batch_that_is_another_when_it_is_made_again_is_made_in_workers_only(w
     """Measuring without workers went on counting in the training process: its first batches were others."""
     data = Unseen(where)
     before = Unseen.read, repr(data.iterator), DICE.getstate()
-    setting = tuned(DataLoader(data, 4), step_seconds=0.001, seconds=0.8)
+    setting = tuned(DataLoader(data, 4), step_seconds=0.001)
     assert (Unseen.read, repr(data.iterator), DICE.getstate()) == before
     assert setting.workers == 0
     assert any("stays at 0: making a batch changes what its samples are made of" in n for n in setting.notes)
+
+
+class CountingElsewhere(Counting):
+    """Shuffles by random numbers of the module, and counts in its class."""
+
+    begun = 0
+
+    def __iter__(self) -> Iterator[int]:
+        type(self).begun += 1
+        return (DICE.randrange(40) for _ in range(41))
+
+
+def test_a_sampler_that_counts_in_a_global_goes_on_from_where_it_was() -> None:
+    """A copy of it went on counting there: the training's first epoch was another."""
+    before = CountingElsewhere.begun, DICE.getstate()
+    tuned(DataLoader(Drawing(), 4, sampler=CountingElsewhere()), step_seconds=0.001)
+    assert (CountingElsewhere.begun, DICE.getstate()) == before
+    assert multiprocessing.active_children() == []
+
+
+class Here(Counting):
+    """Works in the process that made it only, or nowhere; or waits."""
+
+    def __init__(self, where: int, waits: float = 0) -> None:
+        super().__init__()
+        self.where, self.waits = where, waits
+
+    def __iter__(self) -> Iterator[int]:
+        time.sleep(self.waits)
+        if os.getpid() != self.where:
+            raise OSError("no such device")
+        return iter(range(41))
+
+
+def test_a_sampler_that_fails_in_another_process_is_asked_in_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def order(*given: Any) -> OrderElsewhere:
+        return OrderElsewhere(SampleOrder(DataLoader(Drawing(), 4, sampler=Here(*given))), 0.1)
+
+    with closing(order(os.getpid())) as found:
+        assert list(itertools.chain(*found.next(3), *found.next(1))) == list(range(16))
+    with closing(order(0)) as found, pytest.raises(OSError, match="no such device"):
+        found.next(3)
+    monkeypatch.setattr(order_elsewhere, "PATIENCE", 0.1)
+    with closing(order(os.getpid(), 5)) as found, pytest.raises(optimize.Refused, match=r"within 0\.1 s"):
+        found.next(3)
+    assert multiprocessing.active_children() == []
 
 
 def test_batches_are_compared_to_the_bit_as_far_as_they_can_be() -> None:
@@ -462,7 +534,7 @@ def test_a_running_random_sampler_is_not_disturbed() -> None:
     torch.manual_seed(7)
     running = iter(loader)
     seen = [int(x) for x in next(running)]
-    tuned(loader, step_seconds=0.0, seconds=1)
+    tuned(loader, step_seconds=0.0)
     assert [*seen, *(int(x) for batch in running for x in batch)] == wanted[0]
 
 
@@ -489,7 +561,7 @@ class Dying(Drawing):
 def refused(loader: DataLoader[Any], **more: Any) -> str:
     began = time.perf_counter()
     with pytest.raises(optimize.Refused) as error:
-        tuned(loader, **{"seconds": 2, **more})
+        tuned(loader, **more)
     assert time.perf_counter() - began < 12
     assert multiprocessing.active_children() == []
     return str(error.value)
@@ -533,7 +605,7 @@ def test_other_loaders_are_refused_in_words() -> None:
         pass
 
     assert "StatefulDataLoader is no torch.utils.data.DataLoader" in refused(StatefulDataLoader(Drawing()))
-    setting = tuned(DataLoader(Drawing()), seconds=0.5)
+    setting = tuned(DataLoader(Drawing()))
     with pytest.raises(optimize.Refused, match="StatefulDataLoader"):
         setting.apply(StatefulDataLoader(Drawing()))
 
@@ -559,7 +631,7 @@ class Stream(IterableDataset[int]):
         info = get_worker_info() if self.shared else None
         first, stride = (self.first, self.stride) if info is None else (info.id, info.num_workers)
         for n in range(first, self.length, stride):
-            time.sleep(0.02)
+            pause(0.02)
             yield n
 
 
@@ -584,7 +656,7 @@ def test_an_iterable_dataset_gets_several_workers_only_when_it_shares_its_sample
     assert setting.workers_possible == 1, "several would give another order"
     assert any("each would drop a last batch: keep_order=False" in note for note in setting.notes)
     for loader in (DataLoader(Stream(True)), DataLoader(Stream(False), worker_init_fn=share)):
-        setting = tuned(loader, step_seconds=0.001, seconds=2, keep_order=False)
+        setting = tuned(loader, step_seconds=0.001, keep_order=False)
         assert setting.workers_possible == 4 and setting.workers > 1, setting
         got = [int(x) for batch in setting.apply(loader) for x in batch]
         assert sorted(got) == list(range(60))
@@ -592,7 +664,7 @@ def test_an_iterable_dataset_gets_several_workers_only_when_it_shares_its_sample
 
 
 def test_a_stream_of_a_few_batches_is_measured() -> None:
-    setting = tuned(DataLoader(Stream(True, length=9)), step_seconds=0.002, seconds=4)
+    setting = tuned(DataLoader(Stream(True, length=9)), step_seconds=0.002)
     assert any(row.runs for row in setting.candidates)
 
 
@@ -677,7 +749,7 @@ def test_a_step_is_measured_with_the_batches_it_may_take_apart() -> None:
 
     def step(batch: dict[str, Any]) -> None:
         seen.append(batch.pop("labels"))
-        time.sleep(0.005)
+        pause(0.005)
 
     setting = tuned(DataLoader(Named(0.01)), step=step, step_seconds=None)
     assert 0.005 <= setting.step_seconds < 0.05
@@ -700,7 +772,7 @@ def test_without_the_time_to_measure_the_formula_stands_and_says_so() -> None:
 
 class Meta(Drawing):
     def __getitem__(self, index: int) -> Any:
-        time.sleep(0.01)
+        pause(0.01)
         return torch.empty(3, device="meta")
 
 
@@ -720,7 +792,7 @@ def test_workers_that_live_on_still_do() -> None:
 
 
 def test_a_setting_is_a_record_with_units_in_its_names() -> None:
-    setting = tuned(DataLoader(Sleeping(0.004)), seconds=1)
+    setting = tuned(DataLoader(Sleeping(0.004)))
     record = json.loads(json.dumps(setting.record()))
     derived = min(setting.workers_wanted, setting.workers_possible)
     assert record["arguments"]["num_workers"] == setting.workers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -50,7 +51,8 @@ def test_clipping_sees_true_gradients(naive: bool) -> None:
     scaled.backward(model(tiny_models.mlp_batch(4, 8)).float().square().mean() * 10)
     if naive:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-        scaled.scaler.step(optimizer)
+        with pytest.warns(UserWarning, match="65,536 times too large"):
+            scaled.scaler.step(optimizer)
     else:
         assert scaled.step()
     moved = (torch.cat([parameter.detach().flatten() for parameter in model.parameters()]) - before).norm()
@@ -163,6 +165,40 @@ def test_gradients_that_are_scaled_by_hand_or_left_by_a_step_that_failed_are_no_
     scaled.undo()
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
     optimizer.step()
+
+
+def test_a_loss_that_was_not_scaled_adds_nothing_to_scaled_gradients_and_clipping_them_is_warned_of() -> None:
+    """Both counted as 1/65,536 of what they are, without a word."""
+    x = tiny_models.mlp_batch(4, 8)
+    model, optimizer, scaled = fp16()
+    parameters = list(model.parameters())
+    for by_hand in (False, True):
+        loss = model(x).float().square().mean()
+        scaled.scaler.scale(loss).backward() if by_hand else scaled.backward(loss)
+        gradients = [each.grad.clone() for each in parameters]
+        torch.autograd.grad(model(x).float().sum(), parameters)  # adds to none
+        with pytest.raises(
+            Refused, match="not scaled would add to gradients that are 65,536 times too large"
+        ):
+            model(x).float().sum().backward()
+        assert all(torch.equal(p.grad, g) for p, g in zip(parameters, gradients, strict=True))
+        scaled.scaler.unscale_(optimizer)
+        model(x).float().sum().backward()  # of true ones
+        assert scaled.step()
+        optimizer.zero_grad()
+    scaled.backward(model(x).float().square().mean())
+    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    with pytest.warns(UserWarning, match="65,536 times too large: clipping makes them too small"):
+        scaled.step()
+    optimizer.zero_grad(set_to_none=False)
+    scaled.backward(model(x).float().square().mean())
+    with warnings.catch_warnings(action="error"):
+        scaled.scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        scaled.step()
+    scaled.backward(model(x).float().square().mean())
+    scaled.undo()
+    model(x).float().sum().backward()
 
 
 @pytest.mark.parametrize("zeroed", [True, False])

@@ -119,6 +119,39 @@ def test_undoing_bf16_takes_what_was_bound_anew_meanwhile() -> None:
     assert torch.equal(model.linear.weight, weight.float()) and model.mean.any()
 
 
+def test_no_optimizer_steps_by_gradients_or_states_of_the_dtype_that_weights_had() -> None:
+    """SGD went on with bf16 momentum after `undo()`, and by bf16 gradients of a forward before it."""
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    before = model(x)
+    converted = optimize.to_bf16(model)
+    before.sum().backward()
+    with pytest.raises(Refused, match="fp32 gradients of bf16 weights: their forward ran before"):
+        optimizer.step()
+    optimizer.zero_grad()
+    model(x.bfloat16()).sum().backward()
+    optimizer.step()
+    before = model(x.bfloat16())
+    converted.undo()
+    before.sum().backward()
+    with pytest.raises(Refused, match="bf16 gradients of fp32 weights"):
+        optimizer.step()
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    weight, momentum = model.weight.detach().clone(), optimizer.state[model.weight]["momentum_buffer"]
+    with pytest.raises(Refused, match=r"'momentum_buffer' is bf16 from before undo\(\), .* fp32 now"):
+        optimizer.step()
+    assert torch.equal(model.weight, weight)
+    optimizer.load_state_dict(optimizer.state_dict())  # as is advised
+    optimizer.step()
+    momentum = momentum.float().mul_(0.9).add_(model.weight.grad)
+    assert torch.equal(model.weight, weight.add_(momentum, alpha=-0.1))
+    another = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    another.step()
+    another.state[model.weight]["momentum_buffer"] = momentum.bfloat16()  # whoever wants that may have it
+    another.step()
+
+
 def test_tied_weights_stay_tied_and_batch_norm_stays_fp32() -> None:
     model = tiny_models.llama(tie_word_embeddings=True)
     with optimize.to_bf16(model):

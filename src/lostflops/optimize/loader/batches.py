@@ -34,7 +34,7 @@ class SampleOrder:
                 "give the loader a sampler that begins anew, such as a list",
             )
         self._sampler = _copied(sampler, loader.dataset)
-        self._iterator: Iterator[Any] = iter(self._sampler)
+        self._iterator: Iterator[Any] | None = None  # none of its code has run
         self._begins = True
         # Both behind an epoch's first batch, and before its end.
         self.draws = False  # from Python's, NumPy's or torch's random numbers
@@ -59,6 +59,8 @@ class SampleOrder:
 
     def _taken(self, number: int) -> list[Any]:
         """So many of this epoch. A shuffle draws with its first item; what draws later draws beside steps."""
+        if self._iterator is None:
+            self._iterator = iter(self._sampler)
         found = list(itertools.islice(self._iterator, 1)) if self._begins else []
         self._begins = False
         before = random_state()

@@ -19,7 +19,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -45,6 +45,7 @@ from lostflops.optimize.loader.load_time import (
     predicted_seconds,
     workers_wanted,
 )
+from lostflops.optimize.loader.order_elsewhere import OrderElsewhere
 from lostflops.optimize.loader.probe import UNSEEN, Failed, Probe, Seen, WorkerStart, as_it_is
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import Report
@@ -164,9 +165,10 @@ def tune_loader(
     `iter(loader)` and its first batch, and one that breaks off where no more than `num_workers` times
     `prefetch_factor` batches of an epoch are left, with a sampler that has random numbers of its own.
 
-    The loader is not iterated: its sampler is copied, and Python's, NumPy's and torch's random numbers are
-    afterwards as before. A dataset or `collate_fn` that making a batch changes is read in workers only,
-    and so is one whose first batch is another when it is made again from the same random numbers.
+    The loader is not iterated: a copy of its sampler is asked in another process, and Python's, NumPy's and
+    torch's random numbers are afterwards as before. A dataset or `collate_fn` that making a batch changes is
+    read in workers only, and so is one whose first batch is another when it is made again from the same
+    random numbers.
     Refuses a loader whose class is not `DataLoader` itself, and a dataset that fails, hangs, cannot be sent
     to a worker, or whose samples would be used up.
     """
@@ -181,7 +183,9 @@ def tune_loader(
     if not (0 < seconds < math.inf):
         raise Refused(f"nothing can be measured in {seconds} s", "give seconds=30 or so")
     with random_numbers_kept(loader):
-        return _Tuning(loader, began, seconds, cores, keep_order).setting(step, step_seconds)
+        tuning = _Tuning(loader, began, seconds, cores, keep_order)
+        with nullcontext() if tuning.order is None else closing(tuning.order):
+            return tuning.setting(step, step_seconds)
 
 
 class _Tuning:
@@ -192,7 +196,8 @@ class _Tuning:
     ) -> None:
         self.loader, self.began, self.seconds, self.keep_order = loader, began, seconds, keep_order
         self.cores = cores or host_share.cores()
-        self.order = None if isinstance(loader.dataset, IterableDataset) else SampleOrder(loader)
+        iterable = isinstance(loader.dataset, IterableDataset)
+        self.order = None if iterable else OrderElsewhere(SampleOrder(loader), seconds)
         self.length = self.order.length if self.order else None  # batches of an epoch
         self.start_seconds = 0.3  # of a worker
         self.uneven = self.pin = False

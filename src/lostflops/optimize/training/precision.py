@@ -25,6 +25,7 @@ from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.model_parts import ends_like, named, refuse_wrapped, wrapper_in
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import AppliedRemedy, TextReport
+from lostflops.optimize.training.other_dtypes import watch
 from lostflops.optimize.training.scaled_gradients import ScaledGradients, with_gradients
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def to_bf16(model: torch.nn.Module, keep: str | Sequence[str] = ("*inv_freq",)) 
     What stays as it is: whatever is not fp32, buffers and parameters that `keep` names (by default the rotary
     frequencies: rounded to 8 bits they turn late positions by whole radians), and BatchNorm with its
     statistics. Refuses when gradients are there already, for they would be of another dtype than their
-    weights.
+    weights. An optimizer's step by gradients of a forward from before, or after `undo()` by bf16 states, is
+    refused.
     """
     return Bf16(model, (keep,) if isinstance(keep, str) else keep)
 
@@ -106,6 +108,7 @@ class Bf16(AppliedRemedy):
             )
         for tensor in self._converted:
             tensor.data = tensor.data.to(torch.bfloat16)
+        watch(self._converted)
         self._tensors, self._bytes = len(self._converted), sum(each.nbytes for each in self._converted)
 
     def _take_back(self) -> None:
@@ -122,6 +125,7 @@ class Bf16(AppliedRemedy):
             if tensor.dtype == torch.bfloat16:
                 tensor.grad = None
                 tensor.data = tensor.data.to(torch.float32)
+        watch(self._converted, undone=True)
         self._converted.clear()
         self._places.clear()
 
@@ -350,7 +354,8 @@ class Fp16(AppliedRemedy):
         """Of the scaled loss. Divide by the number of microbatches yourself."""
         first = not self._gradients.any
         try:
-            self.scaler.scale(loss).backward()
+            with self._gradients.backward():
+                self.scaler.scale(loss).backward()
         except BaseException:
             if first:
                 self._gradients.forget_if_none()

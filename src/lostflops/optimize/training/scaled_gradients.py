@@ -2,20 +2,25 @@
 
 From the first `scale(loss)` on all gradients are scaled: those that are there already are multiplied by the
 scale, so that what is added to them is alike. With `update()` all of them are true again: those of the
-optimizers that the scaler knows by its own `unscale_`, the others here.
+optimizers that the scaler knows by its own `unscale_`, the others here. Meanwhile a backward of a loss that
+was not scaled is refused before it adds to them, and clipping them is warned of.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.autograd.graph import get_gradient_edge
+from torch.utils._pytree import tree_leaves
 
 from lostflops.optimize.refused import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable
 
 WATCHED = ("scale", "unscale_", "step", "update")
 
@@ -28,6 +33,9 @@ class ScaledGradients:
         self.any = False  # a loss was scaled since the last update
         self._unscaled: set[int] = set()  # parameters, by id, whose gradients are true since then
         self._stepped: set[int] = set()  # and have been used
+        self._backward = False  # of a scaled loss is under way
+        self._watching: dict[int, tuple[Any, Any]] = {}  # by id of a parameter: what adds to its gradient
+        self._left: dict[int, tuple[torch.Tensor, int]] = {}  # gradients of the last one, with their versions
         for name in WATCHED:  # on the object: torch calls them, too
             setattr(scaler, name, functools.partial(getattr(self, f"_{name}"), getattr(scaler, name)))
 
@@ -46,6 +54,7 @@ class ScaledGradients:
         self.any = False
         self._unscaled.clear()
         self._stepped.clear()
+        self._left.clear()
 
     def forget_if_none(self) -> None:
         """After a backward that failed: where nothing has a gradient, none is scaled."""
@@ -65,6 +74,61 @@ class ScaledGradients:
                     parameter.grad = None
         for name in WATCHED:
             self._scaler.__dict__.pop(name, None)
+        for _, hook in self._watching.values():
+            hook.remove()
+        self._watching.clear()
+        self._left.clear()
+
+    @contextmanager
+    def backward(self) -> Generator[None]:
+        """Of a scaled loss, whole: what changes its gradients until they are unscaled is warned of."""
+        try:
+            yield
+        finally:
+            self._end()
+        gradients = ((id(each), each.grad) for each in self._parameters())
+        self._left = {number: (each, each._version) for number, each in gradients if each is not None}
+
+    def _warn_of_changes(self, optimizer: Any) -> None:
+        for parameter in with_gradients(optimizer):
+            left, version = self._left.get(id(parameter), (None, 0))
+            if left is not None and left is parameter.grad and left._version != version:
+                warnings.warn(
+                    "gradients were changed between backward(loss) and step(), where they are "
+                    f"{self._scaler.get_scale():,.0f} times too large: clipping makes them too small by "
+                    "that. Clip by to_fp16(..., max_norm=1.0), or after scaled.scaler.unscale_(optimizer)",
+                    stacklevel=4,
+                )
+                return
+
+    def _begin(self, _: torch.Tensor) -> None:
+        if not self._backward:
+            self._backward = True
+            cast("Any", torch.autograd.Variable)._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self._backward = False
+
+    def _watch(self) -> None:
+        for parameter in self._parameters():
+            if not (parameter.requires_grad and parameter.is_leaf):
+                continue
+            number, node = id(parameter), get_gradient_edge(parameter).node
+            known, hook = self._watching.get(number, (None, None))
+            if known is node:
+                continue
+            if hook is not None:
+                hook.remove()
+            watched = functools.partial(self._before_adding, number)
+            self._watching[number] = node, node.register_prehook(watched)
+
+    def _before_adding(self, number: int, *_: Any) -> None:
+        if self.any and not self._backward and number not in self._unscaled | self._stepped:
+            raise Refused(
+                "a loss that was not scaled would add to gradients that are "
+                f"{self._scaler.get_scale():,.0f} times too large",
+                "backward(loss) of what to_fp16 returned; or step(), or undo(), before loss.backward()",
+            )
 
     # What the scaler is asked.
 
@@ -81,9 +145,16 @@ class ScaledGradients:
         if not self.any:
             _multiply(self._parameters(), self._scaler.get_scale)
             self.any = True
-        return plain(outputs)
+        self._watch()
+        self._left.clear()
+        scaled = plain(outputs)
+        for each in tree_leaves(scaled):
+            if isinstance(each, torch.Tensor) and each.requires_grad:
+                cast("Any", each).register_hook(self._begin)
+        return scaled
 
     def _unscale_(self, plain: Callable[..., Any], optimizer: Any) -> None:
+        self._warn_of_changes(optimizer)
         plain(optimizer)
         self._unscaled |= self._ids(optimizer)
 
