@@ -130,3 +130,17 @@ def _named(rows: Sequence[Int], host_spans: pl.DataFrame, spans: _Spans, engines
 def _bridged(spans: _Spans, some: npt.NDArray[np.bool_]) -> tuple[Int, Int]:
     """These spans, each as much longer as an engine may pause within one backward pass."""
     return spans.start[some], spans.end[some] + BETWEEN_NODES
+
+
+def waiting(steps: pl.DataFrame, matches: pl.LazyFrame | None) -> pl.Series:
+    """How long of each step a collective of its rank waits for others, or may: what is hidden counts as well.
+
+    Where its last participant comes earlier it ends earlier, and the computation that hid the wait hides the
+    transfer.
+    """
+    if matches is None:
+        return pl.Series("waits", np.zeros(steps.height, np.int64))
+    until = pl.min_horizontal("end", pl.col("arrival") + pl.col("wait"))
+    others = matches.select("rank", "start", end=until).collect()
+    of, spans = (tuple(rows[c].to_numpy() for c in TIMES) for rows in (steps, others))
+    return pl.Series("waits", covered(of, spans))

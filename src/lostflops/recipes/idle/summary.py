@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import polars as pl
 
 from lostflops.accounts import IDLE, WAITING
@@ -14,8 +13,9 @@ from lostflops.recipes.accounting import HOST_CAUSES, HOST_ONLY, SYNCHRONISED
 from lostflops.tables import Ranks
 
 from .costs import half_of_a_step, idle_costs_step_time
-from .host_at_it import TIMES, covered, host_at_it
+from .host_at_it import host_at_it, waiting
 
+LOADS = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 PROVEN = [f"idle.{cause}" for cause in HOST_CAUSES]
 
 
@@ -53,14 +53,7 @@ PROVEN = [f"idle.{cause}" for cause in HOST_CAUSES]
                     {"rank": 0, "start": 95, "end": 100, "kind": "all-reduce"},
                     {"rank": 1, "start": 70, "end": 100, "kind": "all-reduce"},
                 ],
-                "ranges": [
-                    {
-                        "start": 18,
-                        "end": 50,
-                        "thread": 7,
-                        "name": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
-                    }
-                ],
+                "ranges": [{"start": 18, "end": 50, "thread": 7, "name": LOADS}],
                 "ranks": [
                     {
                         "rank": rank,
@@ -94,14 +87,7 @@ PROVEN = [f"idle.{cause}" for cause in HOST_CAUSES]
                     {"start": start, "end": end, "launch_start": start, "thread": 7}
                     for start, end in ((4, 24), (36, 93))
                 ],
-                "ranges": [
-                    {
-                        "start": 0,
-                        "end": 32,
-                        "thread": 7,
-                        "name": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
-                    }
-                ],
+                "ranges": [{"start": 0, "end": 32, "thread": 7, "name": LOADS}],
                 "operators": [{"start": 93, "end": 95, "thread": 7, "name": "c10d::barrier"}],
                 "ranks": [{"world_size": 1, "device_kind": "cpu", "main_thread": 7}],
             },
@@ -129,14 +115,7 @@ PROVEN = [f"idle.{cause}" for cause in HOST_CAUSES]
             given={
                 "steps": [{"start": 0, "end": 100}],
                 "kernels": [{"start": 40, "end": 93, "launch_start": 40, "thread": 7}],
-                "ranges": [
-                    {
-                        "start": 0,
-                        "end": 32,
-                        "thread": 7,
-                        "name": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
-                    }
-                ],
+                "ranges": [{"start": 0, "end": 32, "thread": 7, "name": LOADS}],
                 "frames": [{"start": 0, "end": 100, "thread": 7, "name": "train.py(3): step"}],
                 "ranks": [{"world_size": 1, "device_kind": "cpu", "main_thread": 7}],
             },
@@ -203,7 +182,7 @@ def idle_summary(
     # Fewer calls of communication, and cores that are free, shorten what is no idle time as well.
     unbounded = pl.col("on_host") & (pl.col("account") == SYNCHRONISED)
     asked = counted.collect()
-    asked = asked.hstack([_waits(asked, communication_matches)]).lazy()
+    asked = asked.hstack([waiting(asked, communication_matches)]).lazy()
     asked = asked.join(own.select("account").unique(), how="cross").collect()
     each = (
         host_at_it(
@@ -246,20 +225,6 @@ def idle_summary(
         .select(*idle_summary.columns)
         .sort("per_step", "account", descending=[True, False])
     )
-
-
-def _waits(steps: pl.DataFrame, matches: pl.LazyFrame | None) -> pl.Series:
-    """How long of each step a collective of its rank waits for others, or may: what is hidden counts as well.
-
-    Where its last participant comes earlier it ends earlier, and the computation that hid the wait hides the
-    transfer.
-    """
-    if matches is None:
-        return pl.Series("waits", np.zeros(steps.height, np.int64))
-    until = pl.min_horizontal("end", pl.col("arrival") + pl.col("wait"))
-    waiting = matches.select("rank", "start", end=until).collect()
-    of, spans = (tuple(rows[c].to_numpy() for c in TIMES) for rows in (steps, waiting))
-    return pl.Series("waits", covered(of, spans))
 
 
 for _account in IDLE:
