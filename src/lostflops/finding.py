@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor
 from typing import Literal
 
@@ -75,6 +75,19 @@ class Finding:
     def size(self) -> int:
         """What findings are listed by, the largest first."""
         return self.ns_per_step if self.cost_per_step is None else self.cost_per_step
+
+    @property
+    def is_of_idle_time(self) -> bool:
+        """Whether idle time is the first account that it is about."""
+        return any(account.startswith("idle.") for account in self.accounts[:1])
+
+    def with_doubt(self, doubt: str) -> Finding:
+        """The same with this doubt before its own."""
+        return replace(self, doubt=" ".join(filter(None, (doubt, self.doubt))))
+
+    def without_bound(self) -> Finding:
+        """The same with what it costs now, and no bound: what is advised saves more than that."""
+        return replace(self, gain="unknown", ns_per_step=0, cost_per_step=self.size)
 
     @property
     def is_mostly_these(self) -> bool:

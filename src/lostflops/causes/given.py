@@ -173,6 +173,10 @@ class Given:
         windows = self.ledger.select("rank", "step", "start").unique()
         return dict(windows.group_by("rank").len().iter_rows())
 
+    def holds(self, function: str) -> bool:
+        """Whether a call of it holds a training loop or a backward pass: it cannot be taken out of a step."""
+        return function in self.loops or function in self.passes
+
     def meet(self, rank: int) -> frozenset[int]:
         """The ranks with steps that count which meet this one in operations, over others too; all of those,
         where none is known."""

@@ -9,6 +9,7 @@ import polars as pl
 
 from lostflops.finding import Finding, milliseconds
 from lostflops.intervals.matching import PAIR
+from lostflops.recipes.accounting import WAIT
 
 from .given import Given, waited_in_pairs
 from .host import OF_IDLE, waits_per_step
@@ -22,7 +23,6 @@ HOLDS_UP = re.compile(
 SYNCHRONISING = "idle.host_synchronisation"
 NOT_OWN = ("communication.wait", "communication.exposed", "idle.pipeline_bubble")
 WAITED_THERE = "of it waiting for other ranks where that happens"
-WAIT = "communication.wait"
 WORTH_SAYING = 0.01  # of the step, from which on waiting is added to what is waited for
 
 

@@ -174,8 +174,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     # What a rank alone does in some steps is no uneven share of what all do.
     outside = outside_alone(late.rank, given) if uneven else 0
     alone = uneven and " in steps " in late_when(late, given) and not launches_as_many(late.rank, given)
-    alone = alone or outside > 0
-    shared = late.cause == "compute" and not device_slow and not has_stages(given) and not alone
+    shared = uneven and not has_stages(given) and not alone and not outside
     clocks = page.of(CLOCKS) if late.cause == "compute" else None
     members += [clocks] if clocks and f"rank {late.rank} " in clocks.claim else []
     for member in members:

@@ -473,7 +473,7 @@ def _require_a_link(
         others = [other for other in every if other[4] != process and other[0] is not source]
         if part.rank is not None or "collectives" in part.tables or part.places or not others:
             continue
-        if len(every) > len(others) + 1 and any(o[0] is source and o[1] is not part for o in every):
+        if any(other[0] is source and other[1] is not part for other in every):
             continue  # one of several ranks of its file
         if part.session is not None and any(part.session == other.session for _, other, *_ in others):
             continue

@@ -105,9 +105,9 @@ class Replay:
                 return PredictedStep(text, says, refused=made)
             removed, doubts = made.removed, made.doubts
             now = float(unchanged.mean())
-            for lengths, ahead in self._lengths(made):
+            for lengths, times in self._lengths(made):
                 # Where its guesses were left out, what an edit would remove of them stays out.
-                whole, settled = self._means(unchanged, lengths, ahead)
+                whole, settled = self._means(unchanged, lengths, times)
                 gains += [now - settled, now - whole, *gained_apart(steps, unchanged - lengths)]
             if any(each.may_gain_nothing for each in made.edits):
                 gains.append(0.0)
@@ -160,11 +160,11 @@ class Replay:
             return lags
         return np.where(np.isin(self.job.edges.kind, BY_GUESS), REMOVED, lags)
 
-    def _means(self, before: Int, after: Int, ahead: int) -> tuple[float, float]:
+    def _means(self, before: Int, after: Int, times: Int | None) -> tuple[float, float]:
         """The mean step with an edit made, and again with the first step as long as the others.
 
-        `before` and `after` are the lengths of the counted steps without the edit and with it, and `ahead` is
-        by how much it lets the host be further ahead of the device when the last step begins.
+        `before` and `after` are the lengths of the counted steps without the edit and with it, and `times`
+        when points come with it, where that is told.
 
         How ranks and queues stood when the recording began comes of what was before it, which an edit cannot
         change: a rank that was late then makes the others wait in the first step, and a device that had
@@ -180,8 +180,11 @@ class Replay:
         of_step = [after[steps.step == number].mean() for number in np.unique(steps.step)]
         shortened = after[~first].mean() < (1 - SHORTER) * before[~first].mean()
         longer = of_step[0] - max(of_step[1:])
-        apart = max(float(np.ptp(steps.host_begin[first])), float(ahead))
-        if not shortened or not SHORTER * of_step[0] < longer <= apart:
+        if not shortened or longer <= SHORTER * of_step[0]:
+            return mean, mean
+        if longer > np.ptp(steps.host_begin[first]) and (
+            times is None or longer > self._further_ahead(times)
+        ):
             return mean, mean
         return mean, float(after[~first].mean())
 
@@ -218,17 +221,17 @@ class Replay:
         slower = None if whole is None else np.where(lags == REMOVED, lags, lags + whole)
         return _Made(lags, slower, made, removed, doubts)
 
-    def _lengths(self, made: _Made) -> Iterator[tuple[Int, int]]:
-        """The counted steps with the edits made, the likeliest first, then what else they may be; and by how
-        much the host is further ahead of the device."""
+    def _lengths(self, made: _Made) -> Iterator[tuple[Int, Int | None]]:
+        """The counted steps with the edits made, the likeliest first, then what else they may be; and when
+        points come then, None where edits change lengths beside that."""
         for lags in (made.lags,) if made.slower is None else (made.lags, made.slower):
             times = self._times(lags, made.edits)
             lengths = self.known.steps.lengths(times)
             changes = [each.retimed(times) for each in made.edits if each.retimed]
             if not changes:
-                yield lengths, self._further_ahead(times)
+                yield lengths, times
             for change in zip(*changes, strict=True):
-                yield lengths + np.sum(change, axis=0), 0
+                yield lengths + np.sum(change, axis=0), None
 
     def _further_ahead(self, times: Int) -> int:
         """How much later than it was recorded the device comes to what the host launches first in the last

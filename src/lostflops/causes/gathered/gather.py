@@ -152,6 +152,9 @@ def gather(
         none = empty.to_frame()
         return none if on_host else folded(name, empty, lambda: pl.concat([none, *each(fold)]))
 
+    def on_cpu(name: str, empty: pl.Schema, fold: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+        return folded(name, empty, fold) if on_host else empty.to_frame()
+
     def in_turn(session: Session, counted: pl.DataFrame) -> int:
         return alike(each(of_some_ranks.MICRO_BATCHES))
 
@@ -206,15 +209,9 @@ def gather(
             EVALUATIONS,
             lambda: pl.concat([EVALUATIONS.to_frame(), *each(of_some_ranks.EVALUATED)]),
         ),
-        given_back=folded("given_back", GIVEN_BACK, lambda: pl.concat(each(of_some_ranks.GIVEN_BACK)))
-        if on_host
-        else GIVEN_BACK.to_frame(),
-        outside=folded("outside", OUTSIDE, lambda: outside_passes(trace, counted))
-        if on_host
-        else OUTSIDE.to_frame(),
-        own_functions=folded("own_functions", OWN_FUNCTIONS, lambda: own_functions(trace, counted))
-        if on_host
-        else OWN_FUNCTIONS.to_frame(),
+        given_back=on_cpu("given_back", GIVEN_BACK, lambda: pl.concat(each(of_some_ranks.GIVEN_BACK))),
+        outside=on_cpu("outside", OUTSIDE, lambda: outside_passes(trace, counted)),
+        own_functions=on_cpu("own_functions", OWN_FUNCTIONS, lambda: own_functions(trace, counted)),
         workers=folded("workers", WORKERS, lambda: of_workers(trace)),
         made_on_cpu=on_device("made_on_cpu", MADE, of_some_ranks.MADE_ON_CPU),
         losses=on_device("losses", LOSSES, of_some_ranks.LOSS_WORK),

@@ -38,17 +38,9 @@ def gives_memory_back(page: PageFindings) -> None:
     page.replace(
         other,
         replace(
-            other,
+            other.without_bound(),  # operators that write to new memory wait for its pages as well
             claim=RUNS.sub(f"{mostly}frees memory of large tensors", other.claim),
-            # Operators that write to new memory wait for its pages as well.
-            gain="unknown",
-            ns_per_step=0,
-            cost_per_step=other.size,
-            evidence=(
-                fact,
-                SLOWER,
-                *other.evidence,
-            ),
+            evidence=(fact, SLOWER, *other.evidence),
             next=KEEP,
             doubt=other.doubt or INFERRED,
             edit="",

@@ -105,7 +105,7 @@ def named(page: PageFindings, finding: Finding) -> Finding:
     does = _does([name for name, _ in parts[: len(largest)]], told)
     claim = finding.claim.replace(" while the CPU runs other code", does)
     # What a training loop or a whole phase does between its calls stays where it is.
-    work = [part for part in parts[: len(largest)] if _is_work(part[0]) and not _holds(page, part[0])]
+    work = [part for part in parts[: len(largest)] if _is_work(part[0]) and not page.given.holds(part[0])]
     edit = _without(work, page.given.accounts.get(OTHER_HOST), len(page.given.steps) > 1)
     return replace(
         named,
@@ -122,7 +122,7 @@ def _advice(page: PageFindings, names: Sequence[str]) -> str:
     every, loads = given.names["name"].drop_nulls().to_list(), bool(given.accounts.get(LOADING))
     about: dict[str, dict[str, str]] = {}
     for name in names:
-        said = _own_lines(page, name) if _holds(page, name) else _cheaper(name, every, loads)
+        said = _own_lines(page, name) if page.given.holds(name) else _cheaper(name, every, loads)
         alike = about.setdefault(said.replace(spoken(name), NAMES_HERE), {})
         alike.setdefault(_users_function(name) or name, spoken(name))
     return " ".join(
@@ -131,11 +131,6 @@ def _advice(page: PageFindings, names: Sequence[str]) -> str:
         )
         for said, alike in about.items()
     )
-
-
-def _holds(page: PageFindings, name: str) -> bool:
-    """Whether a name is of a function that holds a training loop or a backward pass."""
-    return name in page.given.loops or name in page.given.passes
 
 
 def _own_lines(page: PageFindings, name: str) -> str:
@@ -405,24 +400,20 @@ def between_operators(page: PageFindings) -> None:
         return
     whole = given.accounts.get(OTHER_HOST, 0)
     names = names_of(page, OTHER_HOST)
-    is_one = any(2 * ns >= whole and _is_work(name) and not _holds(page, name) for name, ns in names)
+    is_one = any(2 * ns >= whole and _is_work(name) and not page.given.holds(name) for name, ns in names)
     is_one = is_one or mostly_in([part for part in names if _of_a_library(part[0])], whole) != ""
     if 2 * given.in_long_pauses >= whole * given.num_steps or is_one:
         return
     if not page.reaches(other.size, BETWEEN_FROM):
         page.drop(other)
         return
-    inside = mostly_in([part for part in names if not _holds(page, _users_function(part[0]))], whole)
+    inside = mostly_in([part for part in names if not page.given.holds(_users_function(part[0]))], whole)
     where = f", mostly in {without_place(spoken(inside))}" if inside else ""
     page.replace(
         other,
         replace(
-            other,
+            other.without_bound(),  # fewer operators save time of their own as well
             claim=f"Nothing computes for {page.share(other.size)} {BETWEEN_OPERATORS}{where}.",
-            # Fewer operators save time of their own as well.
-            gain="unknown",
-            ns_per_step=0,
-            cost_per_step=other.size,
             next=f"Do the same in fewer operators{f' inside {spoken(inside)}' if inside else ''}: a larger "
             "batch, or `torch.compile`.",
             edit="",
@@ -441,12 +432,10 @@ def with_operators(page: PageFindings) -> None:
         return
     parts = _by_function(names_of(page, OTHER_HOST))
     largest = [name for name, ns in parts[:2] if ns >= NAMED_FROM * found.size]
-    if largest and not _holds(page, largest[0]) and _by_operators(largest[0]):
-        page.replace(
-            found, replace(found, gain="unknown", ns_per_step=0, cost_per_step=found.size, edit=NO_EDIT)
-        )
+    if largest and not page.given.holds(largest[0]) and _by_operators(largest[0]):
+        page.replace(found, replace(found.without_bound(), edit=NO_EDIT))
         return
-    work = [name for name in largest if _is_work(name) and not _holds(page, name)]
+    work = [name for name in largest if _is_work(name) and not page.given.holds(name)]
     of = {name: _users_function(name) or name.partition(" in ")[0] for name in work}
     functions = list(dict.fromkeys(of.values()))
     whole = given.spent_in(functions) // max(1, given.num_steps) if functions else 0

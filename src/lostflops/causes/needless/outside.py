@@ -9,9 +9,9 @@ from lostflops.causes.idle.named import BY_NAME
 from lostflops.causes.names import listed, spoken, without_place
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding, milliseconds
+from lostflops.recipes.accounting import UNEXPLAINED
 from lostflops.recipes.needless.outside_passes import BOUND, FORWARD, FUNCTION, MODEL, OPERATOR, STEP
 
-UNEXPLAINED = "idle.unexplained"
 FROM = 0.1  # of a step
 OFTEN = 0.5  # of the steps, that have at least half of the mean: one in a few recorded ones may be rare
 MOSTLY, MOST, NAMED_FROM = 0.5, 3, 0.1
@@ -39,7 +39,7 @@ def computes_outside(page: PageFindings) -> None:
         return
     by = {kind: _largest(rows, kind, steps) for kind in (OPERATOR, MODEL, FUNCTION)}
     models, functions = ([p for p in by[kind] if p[1] >= MOSTLY * cost] for kind in (MODEL, FUNCTION))
-    functions = [part for part in functions if not _holds(page, part[0])]
+    functions = [part for part in functions if not given.holds(part[0])]
     if functions and _is_told(page, functions[0][0]):
         return
     largest = [part for part in by[OPERATOR] if part[1] >= NAMED_FROM * cost][:MOST]
@@ -93,10 +93,6 @@ def _largest(rows: pl.DataFrame, kind: str, steps: int) -> list[tuple[str, int]]
     summed = rows.filter(kind=kind).group_by("name").agg(pl.col("ns").sum())
     ordered = summed.sort("ns", "name", descending=[True, False])
     return [(str(name), ns // steps) for name, ns in ordered.iter_rows()]
-
-
-def _holds(page: PageFindings, function: str) -> bool:
-    return function in page.given.loops or function in page.given.passes
 
 
 def _is_told(page: PageFindings, function: str) -> bool:

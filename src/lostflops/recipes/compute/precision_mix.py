@@ -17,6 +17,20 @@ from .slow_arithmetic import slow_matrix_work
 
 MATRIX_WORK = ("gemm", "attention", "convolution")
 SORTS = ("precision", "tensor_cores")
+FIND_FP64 = "Find the tensor that is float64: PyTorch makes them from NumPy arrays by default."
+
+
+def _third_in_fp64(tensor_cores: bool) -> dict[str, object]:
+    return {
+        "rank": 0,
+        "family": "gemm",
+        "precision": "fp64",
+        "tensor_cores": tensor_cores,
+        "in_steps": 6_000_000,
+        "per_step": 3_000_000,
+        "step_share": 0.33,
+        "span": 5_000_000,
+    }
 
 
 @recipe(
@@ -184,25 +198,13 @@ def fp32_matrix_work(table: pl.DataFrame) -> Iterator[Finding]:
     examples=[
         Shows(
             "a third of the step is fp64 matrix work outside tensor cores",
-            rows=[
-                {
-                    "rank": 0,
-                    "family": "gemm",
-                    "precision": "fp64",
-                    "tensor_cores": False,
-                    "in_steps": 6_000_000,
-                    "per_step": 3_000_000,
-                    "step_share": 0.33,
-                    "span": 5_000_000,
-                }
-            ],
+            rows=[_third_in_fp64(tensor_cores=False)],
             claim="Matrix work in fp64 without tensor cores takes 3.00 ms per step (33.0 %).",
         )
     ],
 )
 def fp64_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
-    then = "Find the tensor that is float64: PyTorch makes them from NumPy arrays by default."
-    return slow_matrix_work(table, "fp64", then)
+    return slow_matrix_work(table, "fp64", FIND_FP64)
 
 
 @precision_mix.finding(
@@ -212,22 +214,10 @@ def fp64_off_tensor_cores(table: pl.DataFrame) -> Iterator[Finding]:
     examples=[
         Shows(
             "a third of the step is fp64 matrix work on tensor cores",
-            rows=[
-                {
-                    "rank": 0,
-                    "family": "gemm",
-                    "precision": "fp64",
-                    "tensor_cores": True,
-                    "in_steps": 6_000_000,
-                    "per_step": 3_000_000,
-                    "step_share": 0.33,
-                    "span": 5_000_000,
-                }
-            ],
+            rows=[_third_in_fp64(tensor_cores=True)],
             claim="Matrix work in fp64 takes 3.00 ms per step (33.0 %).",
         )
     ],
 )
 def fp64_matrix_work(table: pl.DataFrame) -> Iterator[Finding]:
-    then = "Find the tensor that is float64: PyTorch makes them from NumPy arrays by default."
-    return slow_matrix_work(table, "fp64", then, off=False)
+    return slow_matrix_work(table, "fp64", FIND_FP64, off=False)

@@ -70,7 +70,7 @@ def outside_passes(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
     ).filter(pl.col("start") < pl.col("until"))  # fmt: skip
     length = pl.col("end") - pl.col("start")
     held = outside.select("rank", "opened", "until").unique()
-    bound = held.select("rank", ns=pl.col("until") - pl.col("opened"), name=pl.lit("")).lazy().collect()
+    bound = held.select("rank", ns=pl.col("until") - pl.col("opened"), name=pl.lit(""))
     of_model = intervals.innermost(outside, trained.filter(~pl.col("trains")), LANE, "name")
     told = {
         OPERATOR: outside.select("rank", "name", ns=length),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from lostflops.finding import Finding, milliseconds
 
@@ -24,8 +23,5 @@ def with_clocks(findings: Sequence[Finding], worst: int | None) -> tuple[Finding
         "another cause."
     )
     return tuple(
-        replace(one, doubt=" ".join(filter(None, (doubt, one.doubt))))
-        if any(account.startswith("idle.") for account in one.accounts[:1]) and worst >= FROM * one.size
-        else one
-        for one in findings
+        one.with_doubt(doubt) if one.is_of_idle_time and worst >= FROM * one.size else one for one in findings
     )

@@ -57,9 +57,9 @@ def impossible_times(trace: Trace) -> Iterator[str]:
 
 def without_times(finding: Finding) -> Finding:
     """A finding about idle time, doubted where GPU work has no length."""
-    if not any(account.startswith("idle.") for account in finding.accounts[:1]):
+    if not finding.is_of_idle_time:
         return finding
-    return replace(finding, doubt=" ".join(filter(None, (MAY_HAVE_RUN, finding.doubt))))
+    return finding.with_doubt(MAY_HAVE_RUN)
 
 
 LOST = Fold(lost_calls, of_all_steps=True)
@@ -67,8 +67,8 @@ LOST = Fold(lost_calls, of_all_steps=True)
 
 def doubted(finding: Finding) -> Finding:
     """A finding about idle time, doubted where GPU work was lost."""
-    if not any(account.startswith("idle.") for account in finding.accounts[:1]):
+    if not finding.is_of_idle_time:
         return finding
     if finding.accounts[0] == UNRECORDED:  # which is what the claim says
         return replace(finding, next=AGAIN)
-    return replace(finding, doubt=" ".join(filter(None, (MAY_BE_WORK, finding.doubt))))
+    return finding.with_doubt(MAY_BE_WORK)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 import polars as pl
 
@@ -67,9 +66,9 @@ def doubting(findings: Iterable[Finding], told: Sequence[str]) -> tuple[Finding,
 
 def with_profiler(finding: Finding, told: Sequence[str]) -> Finding:
     """A finding about idle time in which the profiler was at work, doubted."""
-    idles = any(account.startswith("idle.") for account in finding.accounts[:1])
+    idles = finding.is_of_idle_time
     once = next((note for note in told if note.startswith(IN_STEP)), "")
     of_step = finding.claim.startswith(f"Step {once.removeprefix(IN_STEP).partition(' ')[0]} ")
     if not idles or not (of_step if finding.name == "outlier-step" else len(told) > bool(once)):
         return finding
-    return replace(finding, doubt=" ".join(filter(None, (AT_WORK, finding.doubt))))
+    return finding.with_doubt(AT_WORK)

@@ -35,7 +35,7 @@ def beside_others(finding: Finding) -> Finding:
         return replace(finding, claim=finding.claim.replace(UNRECORDED.loss.claim, OR_OTHERS), next=ALONE)
     if finding.predicted is None or finding.predicted.refused:
         return finding
-    return replace(finding, doubt=" ".join(filter(None, (MAY_TAKE, finding.doubt))))
+    return finding.with_doubt(MAY_TAKE)
 
 
 def verdict_beside_others(verdict: str) -> str:
