@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import lostflops
+from lostflops.capture.record.injected.lostflops_recorder.steps import core_wait
 from lostflops.capture.record.injected.lostflops_recorder.steps.core_wait import COUNTS, CoreWait
 from recorded import record_script
 
@@ -83,12 +85,12 @@ def test_waiting_for_a_core_is_time_without_one(crowded_core: None) -> None:
     try:
         os.sched_setaffinity(0, {CORE})
         wait = CoreWait()
-        assert wait.since_last() is None
-        began = time.monotonic()
+        began = wait.begin()
         used = spin(0.5)
-        without = time.monotonic() - began - used
+        counted = wait.end()
+        without = (time.monotonic_ns() - began) / 1e9 - used
         assert without > 0.1
-        assert wait.since_last() == pytest.approx(1e9 * without, rel=0.1)
+        assert counted is not None and counted[1] == pytest.approx(1e9 * without, rel=0.1)
     finally:
         os.sched_setaffinity(0, everywhere)
 
@@ -96,36 +98,67 @@ def test_waiting_for_a_core_is_time_without_one(crowded_core: None) -> None:
 @counted
 def test_sleeping_is_no_waiting_and_another_threads_count_is_its_own() -> None:
     wait = CoreWait()
-    assert wait.since_last() is None
+    wait.begin()
     time.sleep(0.2)
-    slept = wait.since_last()
-    assert slept is not None and slept < 0.1e9
-    assert wait.ran is not None and wait.ran < 0.1e9
+    slept = wait.end()
+    assert slept is not None and max(slept) < 0.1e9
+    wait.begin()
     used = spin(0.1)
-    wait.since_last()
-    assert wait.ran == pytest.approx(1e9 * used, abs=0.02e9)
-    other: list[int | None] = []
-    thread = threading.Thread(target=lambda: other.append(wait.since_last()))
+    spun = wait.end()
+    assert spun is not None and spun[0] == pytest.approx(1e9 * used, abs=0.02e9)
+    wait.begin()
+    other: list[tuple[int, int] | None] = []
+    thread = threading.Thread(target=lambda: other.append(wait.end()))
     thread.start()
     thread.join()
-    assert (other, wait.ran) == ([None], None), "the first count of a thread has nothing before it"
+    assert other == [None], "a step that another thread ends has no count"
 
 
 @counted
 def test_a_thread_that_runs_all_the_time_was_not_blocked_in_a_step_of_a_millisecond() -> None:
     """What Linux counts as run changes at ticks of its clock, which lie 1 to 10 ms apart."""
     wait = CoreWait()
-    wait.since_last()
     for _ in range(7):
+        wait.begin()
         used = spin(0.001)
-        wait.since_last()
-        assert wait.ran == pytest.approx(1e9 * used, abs=0.3e6)
+        counted = wait.end()
+        assert counted is not None and counted[0] == pytest.approx(1e9 * used, abs=0.3e6)
 
 
 def test_a_system_that_does_not_count_it_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{CoreWait.__module__}.COUNTS", "/proc/no-such-file")
     wait = CoreWait()
-    assert [wait.since_last(), wait.since_last()] == [None, None]
+    assert wait.end() is None, "nobody saw the first step begin"
+    wait.begin()
+    assert wait.end() is None
+
+
+@counted
+def test_a_pause_by_a_cpu_limit_lies_in_a_step_that_it_is_counted_in(fifth_of_a_core: Path) -> None:
+    """Linux pauses a thread that is over its limit where it asks for its processor time: at the ends of
+    steps, and that is where these would otherwise be counted in a step of a few milliseconds."""
+    script = f"""
+import os, sys, time
+sys.path.insert(0, {str(Path(core_wait.__file__).parent)!r})
+from core_wait import CoreWait
+open("{fifth_of_a_core}/cgroup.procs", "w").write(str(os.getpid()))
+wait, steps, end = CoreWait(), [], time.monotonic_ns()
+for _ in range(200):
+    began = wait.begin()
+    assert began - end < 50_000_000
+    while time.monotonic_ns() < began + 3_000_000:
+        pass
+    ran, waited = wait.end()
+    end = time.monotonic_ns()
+    steps.append((end - began, ran, waited))
+print(steps)
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    steps: list[tuple[int, int, int]] = ast.literal_eval(said.stdout)
+    off = [whole - ran - waited for whole, ran, waited in steps]
+    assert sum(waited > 20e6 for _, _, waited in steps) > 3, "it was paused"
+    assert all(waited <= whole for whole, _, waited in steps)
+    assert sum(map(abs, off)) < 0.1 * sum(whole for whole, _, _ in steps)
 
 
 @counted

@@ -110,7 +110,7 @@ class Clock:
                 if began is not None:
                     self.optimizer += ended - began
                 if counts and self._leads(what):
-                    self._boundary(ended)
+                    self._boundary()
         except Exception as error:
             self.stop(error)
         finally:
@@ -135,16 +135,18 @@ class Clock:
         self._followers.add(optimizer)
         return False
 
-    def _boundary(self, ended: int) -> None:
+    def _boundary(self) -> None:
+        ran_and_waited = self._core_wait.end()
+        ended = now()
         if self.log is None:
             self._begin()
         assert self.log is not None and self.window is not None
         self.thread = threading.get_ident()
         took = None if self.started is None else ended - self.started
         duration = "null" if took is None else str(took)
-        waited = self._core_wait.since_last()
-        ran = self._core_wait.ran
-        core = "" if waited is None or took is None else f'"core_wait":{waited},"on_core":{ran},'
+        core = ""
+        if ran_and_waited is not None and took is not None:
+            core = '"core_wait":{1},"on_core":{0},'.format(*ran_and_waited)
         self.log.step(
             self.step,
             ended,
@@ -155,7 +157,7 @@ class Clock:
         self.step += 1
         self.optimizer = self.data = self.checkpoint = self.collecting = self.micro_steps = 0
         self.window.boundary(self.step, (took or 0) / 1e9)
-        self.started = now()
+        self.started = self._core_wait.begin()
         self.own = self.started - ended
 
     def backward(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

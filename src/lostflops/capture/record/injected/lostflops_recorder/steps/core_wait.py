@@ -12,28 +12,38 @@ COUNTS = "/proc/thread-self/schedstat"
 
 
 class CoreWait:
-    """Read once per step; microseconds each, for the file stays open."""
+    """Between `begin` and `end`, once per step; microseconds each, for the file stays open.
+
+    Asking for its processor time is where Linux notices that a thread has used up what a CPU limit gives it,
+    and pauses it. Such a pause lies within the step whose end or begin asks: its clock is to be read after
+    `end` and within `begin`, which says what it reads.
+    """
 
     def __init__(self) -> None:
         self._thread = self._file = -1
-        self._before: tuple[int, int] | None = None
-        self.ran: int | None = None  # ns on a core between the last two calls of `since_last`
+        self._began: tuple[int, int] | None = None
 
-    def since_last(self) -> int | None:
-        """Nanoseconds without a core since the last call.
-
-        None where Linux does not count them, and where another thread calls.
-        """
-        thread, before = threading.get_ident(), self._before
+    def begin(self) -> int:
+        """A step begins, at the time that is given, ns of `time.monotonic_ns`."""
+        thread = threading.get_ident()
         if thread != self._thread:
             self._open(thread)
-            before = None
-        self._before = self._read()
-        if before is None or self._before is None:
-            self.ran = None
+        waited = self._waited()
+        now = time.monotonic_ns()
+        self._began = None if waited is None else (time.thread_time_ns(), waited)
+        return now
+
+    def end(self) -> tuple[int, int] | None:
+        """Nanoseconds on a core and without one since the step began.
+
+        None where Linux does not count them, and where another thread began the step.
+        """
+        began, self._began = self._began, None
+        if began is None or threading.get_ident() != self._thread:
             return None
-        self.ran, waited = (max(now - then, 0) for now, then in zip(self._before, before, strict=True))
-        return waited
+        ran = time.thread_time_ns()
+        waited = self._waited()
+        return None if waited is None else (max(ran - began[0], 0), max(waited - began[1], 0))
 
     def _open(self, thread: int) -> None:
         if self._file >= 0:
@@ -44,10 +54,10 @@ class CoreWait:
         except OSError:
             pass
 
-    def _read(self) -> tuple[int, int] | None:
+    def _waited(self) -> int | None:
         if self._file < 0:
             return None
         try:
-            return time.thread_time_ns(), int(os.pread(self._file, 64, 0).split()[1])
+            return int(os.pread(self._file, 64, 0).split()[1])
         except (OSError, ValueError, IndexError):
             return None
