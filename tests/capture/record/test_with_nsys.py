@@ -444,5 +444,6 @@ def test_launchers_and_helpers_are_no_ranks(words: str, rank: bool, monkeypatch:
     from lostflops_recorder.windows import nsys  # pyright: ignore[reportMissingImports]
 
     monkeypatch.setattr(sys, "orig_argv", words.split())
+    monkeypatch.setattr(nsys, "_name_of", lambda pid: "srun")  # these tests may be run by a shell
     one: Any = Rank(3, None, None, "node-0000", 0, "Open MPI")
     assert (not nsys._launches() and nsys._is_rank(one, 0)) is rank
