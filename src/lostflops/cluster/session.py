@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import polars as pl
 
 from lostflops.recipe import Recipe
 from lostflops.recipes import named
-from lostflops.session import Fold, Session, Skipped, batches
+from lostflops.session import SMALL, Fold, Session, Skipped, batches
+from lostflops.store.at_once import in_memory
 from lostflops.store.trace import Trace
 from lostflops.tables import TABLES
 
@@ -25,6 +26,7 @@ from .workers import Workers
 if TYPE_CHECKING:
     from distributed import Future
 
+T = TypeVar("T")
 GROUPS_A_WORKER = 4  # so that a slow one does not keep all others waiting
 
 
@@ -47,6 +49,13 @@ class ClusterSession(Session):
         self._parts: dict[str, AnswerParts | Skipped] = {}
         if trace.whole is not trace:
             self._unsliced = ClusterSession(trace.whole, workers)
+
+    def small(self, function: Callable[[], T]) -> T:
+        # Not on Polars' thread: answers of workers are put together on others.
+        if self.trace.manifest.num_events > SMALL:
+            return function()
+        with in_memory():
+            return function()
 
     def begin(
         self,

@@ -28,10 +28,11 @@ from lostflops.errors import (
 )
 from lostflops.ingest import formats
 from lostflops.ingest.part import holding
-from lostflops.ingest.sources import ReadAll, read_all
+from lostflops.ingest.sources import ReadAll, is_small, read_all
 from lostflops.ingest.step_log import attempts
 from lostflops.run_folder import MANIFEST
 from lostflops.store import object_store
+from lostflops.store.at_once import at_once
 from lostflops.store.installation import fingerprint
 from lostflops.store.trace import FORMAT, Quality, Source, Trace, writing
 
@@ -77,7 +78,7 @@ def open(  # noqa: A001 - the public name
     # Loading it takes longer than to open what was stored.
     from lostflops.ingest import assembly
 
-    with _named_store(output), holding(), writing(stored, replace=output is not None) as folder:
+    def write(folder: Path) -> None:
         optional = {source for source in readers if source not in given}
         outcomes = (read_with or read_all)(
             readers, folder / "parts", salvage=salvage, optional=optional, progress=progress
@@ -89,8 +90,8 @@ def open(  # noqa: A001 - the public name
             for source, parts in zip(readers, outcomes, strict=True)
             if isinstance(parts, list)
         ]
-        left_out |= {s: o for s, o in zip(readers, outcomes, strict=True) if isinstance(o, NotATrace)}
-        refused = [left_out[source] for source in sources if source in left_out]
+        errors = left_out | {s: o for s, o in zip(readers, outcomes, strict=True) if isinstance(o, NotATrace)}
+        refused = [errors[source] for source in sources if source in errors]
         told = {form.name: form.read(documents[form.name]) for form in formats.beside()}
         alone = all(part.beside for _, parts in read for part in parts)
         for name, found in told.items():
@@ -109,6 +110,12 @@ def open(  # noqa: A001 - the public name
         shutil.rmtree(folder / "parts", ignore_errors=True)
         if output is not None:
             _with_all_ranks(Trace.open(folder, just_written=True), allow_missing_ranks)
+
+    with _named_store(output), holding(), writing(stored, replace=output is not None) as folder:
+        if read_with is None and is_small(readers):
+            at_once(lambda: write(folder))
+        else:
+            write(folder)
     return _with_all_ranks(Trace.open(stored, just_written=True), allow_missing_ranks)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from lostflops.store.at_once import is_inside
 from lostflops.store.trace import Quality
 from lostflops.tables import TABLES
 
@@ -112,7 +113,7 @@ def write_tables(folder: Path, tables: Mapping[str, pl.DataFrame]) -> None:
         place, full = _place(folder, name), _conformed(name, frame)
         if held is None or not _holds(held, place, full):
             large[place] = full
-    if len(large) < 2:
+    if len(large) < 2 or is_inside():
         for place, full in large.items():
             _write(place, full)
         return

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -54,7 +54,7 @@ def read_all(
     source's first.
     """
     sources = list(formats)
-    sizes = [s.stat().st_size if s.is_file() else WORTH_A_PROCESS for s in sources]
+    sizes = [*map(_size, sources)]
     whole = sum(sizes) or 1
     cores = len(os.sched_getaffinity(0))
     workers = min(len(sources), cores, max(1, whole // WORTH_A_PROCESS))
@@ -113,6 +113,15 @@ def read_all(
     if failed:
         raise failed[min(failed)]
     return [outcomes[number] for number in range(len(sources))]
+
+
+def is_small(sources: Iterable[Path]) -> bool:
+    """Whether they are read here, one after the other."""
+    return sum(map(_size, sources)) < 2 * WORTH_A_PROCESS
+
+
+def _size(source: Path) -> int:
+    return source.stat().st_size if source.is_file() else WORTH_A_PROCESS
 
 
 def _needs_a_process(path: Path) -> bool:

@@ -23,6 +23,7 @@ from lostflops.replay.edits import together
 from lostflops.replay.trust import Trust
 from lostflops.replay.whatif import PredictedStep, Replay
 from lostflops.store.answers import Answers
+from lostflops.store.at_once import at_once
 from lostflops.store.trace import Trace
 from lostflops.tables import TABLES
 
@@ -39,7 +40,6 @@ from .batches import (
     of_ranks,
     reads,
 )
-from .engine import engine_for
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Answer:
 
 T = TypeVar("T")
 LARGE = 16 << 20  # bytes of a table that is given up when nothing needs it any more
+SMALL = 100_000  # events of a run: beyond, streaming takes as long and less memory
 AT_ONCE = 2  # parts of a job, so that memory does not grow with the cores
 PREDICTED = "predicted_gains"
 GAINS = pl.Schema(
@@ -195,19 +196,25 @@ class Session:
         for option in wanted.options:
             option.check(options.get(option.name), wanted.name)
         self._begun.append(wanted.name)
-        with engine_for(self.trace):
-            table = self._table(wanted, options)
-            self._give_up(wanted.name)
-            if isinstance(table, Skipped):
-                return Skipped(wanted.name, table.reason)
-            found = tuple(wanted.findings(table))
-            return Answer(wanted, table, tuple(self._sized(wanted, f) for f in found))
+        return self.small(lambda: self._answer(wanted, options))
+
+    def small(self, function: Callable[[], T]) -> T:
+        """What the function, which asks this session, returns or raises: of a small run in less time."""
+        return at_once(function) if self.trace.manifest.num_events <= SMALL else function()
+
+    def _answer(self, wanted: Recipe, options: Mapping[str, Any]) -> Answer | Skipped:
+        table = self._table(wanted, options)
+        self._give_up(wanted.name)
+        if isinstance(table, Skipped):
+            return Skipped(wanted.name, table.reason)
+        found = tuple(wanted.findings(table))
+        return Answer(wanted, table, tuple(self._sized(wanted, f) for f in found))
 
     def replay(self) -> Replay:
         """The trace as a graph of what waits for what, which says what a change would gain."""
         if self._replay is None:
-            with self.trace.reading(), engine_for(self.trace):
-                self._replay = Replay.of(self.trace, self._asked_by_name)
+            with self.trace.reading():
+                self._replay = self.small(lambda: Replay.of(self.trace, self._asked_by_name))
         return self._replay
 
     def predicted(self, edits: Sequence[str]) -> dict[str, PredictedGain]:
@@ -224,9 +231,12 @@ class Session:
 
     def predicted_table(self, edits: Sequence[str]) -> pl.DataFrame:
         """What `predicted` tells, a row for each edit, replayed now."""
-        replay, rows = self.replay(), list[PredictedGain]()
-        for text in edits:
-            rows.append(_gain(replay.predicted(together(text)), replay.trust))
+
+        def gains() -> list[PredictedGain]:
+            replay = self.replay()
+            return [_gain(replay.predicted(together(text)), replay.trust) for text in edits]
+
+        rows = self.small(gains)
         return pl.DataFrame(map(asdict, rows), schema=GAINS).with_columns(
             edit=pl.Series(edits, dtype=pl.String)
         )

@@ -10,6 +10,7 @@ import polars as pl
 from lostflops.errors import LostflopsError
 from lostflops.recipe import Input, Recipe, Rows
 from lostflops.recipes import named
+from lostflops.store.at_once import at_once
 from lostflops.tables import TABLES, Table
 
 _NEUTRAL: Mapping[Any, Any] = {pl.Boolean: False, pl.Float64: 0.0}
@@ -46,7 +47,7 @@ def on_example(wanted: Recipe, given: Mapping[str, Rows], **options: Any) -> pl.
 
     A table that is not given is absent: None where the recipe admits that, else empty.
     """
-    return wanted(*inputs_on_example(wanted, given), **options).collect()
+    return at_once(lambda: wanted(*inputs_on_example(wanted, given), **options).collect())
 
 
 def inputs_on_example(wanted: Recipe, given: Mapping[str, Rows]) -> list[pl.LazyFrame | None]:

@@ -129,8 +129,8 @@ def ranks_are_independent_where_the_scope_says_so(recipe: Recipe) -> None:
 
     for example, got in _answered(recipe):
         more = _rewritten(example, other)
-        both = _answer(recipe, example, {n: [*rows, *more[n]] for n, rows in example.given.items()})
-        theirs = _answer(recipe, example, more)
+        both = _streamed(recipe, example, {n: [*rows, *more[n]] for n, rows in example.given.items()})
+        theirs = _streamed(recipe, example, more)
         # To the last digit, in the order of ranks: on a cluster each rank's rows are computed apart.
         exact: dict[str, Any] = {"check_exact": True} if divides_alike() else {"rel_tol": 1e-12}
         _same(both, pl.concat([got, theirs]), example, "other ranks beside it", **exact)
@@ -287,17 +287,26 @@ def _require(true: bool, said: str) -> None:
         raise AssertionError(said)
 
 
+def _streamed(recipe: Recipe, example: Example, given: Mapping[str, Rows]) -> pl.DataFrame:
+    """As the workers of a cluster answer, and a large run is answered."""
+    return recipe(*inputs_on_example(recipe, given), **example.options).collect()
+
+
 def _answer(recipe: Recipe, example: Example, given: Mapping[str, Rows] | None = None) -> pl.DataFrame:
     return on_example(recipe, example.given if given is None else given, **example.options)
 
 
 def _answered(recipe: Recipe) -> Iterator[tuple[Example, pl.DataFrame]]:
-    """Each example with its answer. Most promises look at the same: it is computed once.
+    """Each example with its answer, as a large run is asked. Most promises look at the same: it is computed
+    once.
 
     The recipe is kept beside it, so that no other one takes its place in memory.
     """
     if id(recipe) not in _ANSWERED:
-        _ANSWERED[id(recipe)] = recipe, [(example, _answer(recipe, example)) for example in recipe.examples]
+        _ANSWERED[id(recipe)] = (
+            recipe,
+            [(example, _streamed(recipe, example, example.given)) for example in recipe.examples],
+        )
     yield from _ANSWERED[id(recipe)][1]
 
 

@@ -15,7 +15,7 @@ from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipes.replayed_steps import replayed_once
 from lostflops.remedies import advice, left
 from lostflops.report.words.safe import one_line, typed
-from lostflops.session import Answer, Session, Skipped, engine_for
+from lostflops.session import Answer, Session, Skipped
 from lostflops.store.trace import GPU_WORK_LOST, NO_LINK, Quality, Trace
 from lostflops.tables import STEPS, UNLISTED_GRAPH
 from lostflops.version import __version__
@@ -161,8 +161,8 @@ class Page:
 
 def page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], None] | None = None) -> Page:
     """Ask every recipe that belongs on the page. `on_recipe(name, done, of)` is called before each."""
-    with replayed_once(), engine_for(trace):
-        return _page(trace, session, on_recipe)
+    with replayed_once():
+        return session.small(lambda: _page(trace, session, on_recipe))
 
 
 def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], None] | None) -> Page:

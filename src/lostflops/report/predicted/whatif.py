@@ -46,9 +46,13 @@ class WhatIf:
     def asked(cls, session: Session, typed: Sequence[str]) -> WhatIf:
         """Each of the texts is one question; edits with commas between them are made together."""
         asked = [edits.together(text) for text in typed]
-        replay = session.replay()
-        path = None if asked else replay.critical_path
-        return cls(replay.trust, tuple(replay.predicted(each) for each in asked), path)
+
+        def replayed() -> WhatIf:
+            replay = session.replay()
+            path = None if asked else replay.critical_path
+            return cls(replay.trust, tuple(replay.predicted(each) for each in asked), path)
+
+        return session.small(replayed)
 
     def to_json(self) -> dict[str, Any]:
         """All of it, times in ns of a mean step."""
