@@ -47,3 +47,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+_looked_at: Path | None = None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a module of tests imports late, such as transformers, stays as well."""
+    global _looked_at
+    if item.path != _looked_at:
+        _looked_at = item.path
+        gc.collect()
+        gc.freeze()
