@@ -26,7 +26,7 @@ from lostflops.ingest.one_of_several import of_device
 from lostflops.ingest.part import Part, write_tables
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.ingest.times.broken_times import surroundings
-from lostflops.ingest.times.overrun import ended_in_order
+from lostflops.ingest.times.overrun import begun_in_order, ended_in_order
 from lostflops.naming.classification import copy_facts, kernel_facts
 from lostflops.store.trace import ONE_PER_DEVICE
 from lostflops.tables import NAME
@@ -105,10 +105,11 @@ class Assembly:
         self._require_durations(kernels, copies)
         if kernels is not None:
             facts = ended_in_order(self._kernel_facts(kernels), self.notes.rows)
-            kernels = attribute(facts, calls, tree)
+            kernels = begun_in_order(attribute(facts, calls, tree), "kernels", self.notes.rows)
             self.notes.launches(kernels)
         if copies is not None:
             copies = attribute(self._copy_facts(copies, calls), calls, tree).drop("phase")
+            copies = begun_in_order(copies, "copies", self.notes.rows)
         if calls is not None:
             self.notes.captured(calls, kernels, copies)
         talk = self._communication(kernels, copies, operators, ranges)

@@ -1,17 +1,24 @@
-"""Kernels that were recorded as running for longer than they can have run.
+"""GPU work that was recorded as running for longer, or at another time, than it can have run.
 
-What a stream is given runs in order. A kernel that ends after later ones of its stream, and lasts longer than
-all others from their first start to their last end, has an end that is not true. Those of less than a minute
-are left as they are.
+What a stream is given runs in order, so times that break this order are not true. A kernel that ends after
+later ones of its stream, and lasts far longer than all that keep the order, has an end that is not true. One
+that begins long before its launch, or long after later launches of its stream are done, ran at another time.
+Nodes of a graph may run beside each other, and are left as they are.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import polars as pl
 
 from lostflops.store.trace import Quality
 
 NO_KERNEL = 60 * 10**9  # ns: work of a training job is launched in far smaller pieces
+# A shorter one is doubted where its name keeps the order elsewhere, and where it lasts as many times as long
+# as all that does. Where a profiler gives several streams one number, what waits breaks it each time.
+LEAST, TIMES = 100_000_000, 10
+NO_WAIT = 10 * 10**9  # ns: no launch is carried out so long after those behind it, nor before it is made
 STREAM = ("device", "stream")
 
 
@@ -20,28 +27,82 @@ def ended_in_order(kernels: pl.DataFrame, quality: list[Quality]) -> pl.DataFram
     length = pl.col("end") - pl.col("start")
     if kernels.height < 2 or not set(STREAM) <= set(kernels.columns):
         return kernels
-    longest = kernels.select(length.max()).item()
-    if longest < NO_KERNEL:
+    if kernels.select(length.max()).item() < LEAST:
         return kernels
-    rows = kernels.with_row_index("_row")
-    others = rows.filter(length < longest)
-    span = others.select(pl.col("end").max() - pl.col("start").min()).item()
-    if span is None or longest <= span:
+    name = pl.col("name") if "name" in kernels.columns else pl.lit(None, pl.String)
+    following = pl.col("end").cum_min(reverse=True).shift(-1).over(STREAM)
+    rows = (
+        kernels.with_row_index("_row")
+        .sort("start", "end", descending=[False, True], maintain_order=True)
+        .with_columns(
+            _next=pl.col("start").shift(-1).over(STREAM),
+            _breaks=(pl.col("end") > following).fill_null(False),
+            _name=name,
+            _graph=_of_graph(kernels.columns),
+        )
+    )
+    orderly = rows.filter(~pl.col("_breaks"))
+    longest, span = orderly.select(length.max(), until=pl.col("end").max() - pl.col("start").min()).row(0)
+    if longest is None:
         return kernels
-    ordered = rows.sort("start", "end", descending=[False, True])
-    later = pl.col("start").shift(-1).over(STREAM)
-    ends = pl.col("end").shift(-1).over(STREAM)
-    odd = ordered.with_columns(_next=later).filter(length == longest, ends < pl.col("end"))
+    unlike_itself = (~pl.col("_breaks")).mean().over("_name") > 0.5
+    odd = rows.with_columns(_usual=unlike_itself).filter(
+        "_breaks",
+        ~pl.col("_graph"),
+        ((length >= NO_KERNEL) & (length > span))
+        | ((length >= max(LEAST, TIMES * longest)) & pl.col("_usual")),
+    )
     if odd.is_empty():
         return kernels
-    name = odd["name"].cast(pl.String)[0] if "name" in odd.columns else None
+    worst = odd.sort(length, descending=True).row(0, named=True)
     text = (
-        f"`{name or '(unnamed)'}` is recorded as running for {longest / 10**9:,.1f} s, over later kernels of "
-        "its stream: counted until the next one begins"
+        f"`{worst['_name'] or '(unnamed)'}` is recorded as running for "
+        f"{(worst['end'] - worst['start']) / 10**9:,.1f} s, over later kernels of its stream: counted until "
+        "the next one begins"
     )
     quality.append(Quality(None, "kernels that outlast later ones", odd.height, text, "warning"))
     return (
-        rows.join(odd.select("_row", "_next"), on="_row", how="left", maintain_order="left")
+        kernels.with_row_index("_row")
+        .join(odd.select("_row", "_next"), on="_row", how="left", maintain_order="left")
         .with_columns(end=pl.coalesce("_next", "end"))
         .drop("_row", "_next")
     )
+
+
+def _of_graph(columns: Sequence[str]) -> pl.Expr:
+    """Whether a kernel is a node of a graph: it names it, or its launch runs others as well."""
+    node = pl.col("graph_node").is_not_null() if "graph_node" in columns else pl.lit(False)
+    if "correlation" not in columns:
+        return node
+    return node | (pl.col("correlation").is_not_null() & (pl.len().over("correlation") > 1))
+
+
+def begun_in_order(work: pl.DataFrame, what: str, quality: list[Quality]) -> pl.DataFrame:
+    """The rows of GPU work, without those that begin where their stream cannot have begun them.
+
+    Their launches stay: what they ran is missing. Where most rows begin before their launch, the clocks of
+    host and device disagree and none is left out.
+    """
+    after = pl.col("start") - pl.col("launch_start")
+    if not {*STREAM, "launch_start"} <= set(work.columns) or not work.height:
+        return work
+    earliest, latest = work.select(least=after.min(), most=after.max()).row(0)
+    if earliest is None or max(-earliest, latest) < NO_WAIT:
+        return work
+    behind = pl.col("end").cum_min(reverse=True).shift(-1).over(STREAM)
+    rows = work.with_row_index("_row").sort("launch_start", "start", nulls_last=True)
+    late = (after >= NO_WAIT) & (pl.col("start") - behind >= NO_WAIT)
+    wrong = rows.filter(late | (after <= -NO_WAIT))["_row"]
+    if not wrong.len() or 2 * wrong.len() > work.height:
+        return work
+    quality.append(
+        Quality(
+            None,
+            f"{what} out of their stream's order",
+            wrong.len(),
+            "they begin long before their launch, or long after later ones of their stream: left out",
+            "warning",
+            work.height,
+        )
+    )
+    return work.with_row_index("_row").filter(~pl.col("_row").is_in(wrong.implode())).drop("_row")

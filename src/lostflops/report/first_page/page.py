@@ -223,7 +223,9 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
     if "launch_latency" in by_name:
         before = by_name["launch_latency"].table["worst_before_launch"].max()
         found = with_clocks(found, before if isinstance(before, int) else None)
-    said = _verdict(trace, run, spent, skipped, by_name, found, in_graphs / max(1, kernel_time))
+    said = _verdict(
+        trace, run, spent, skipped, by_name, found, in_graphs / max(1, kernel_time), bool(lost or impossible)
+    )
     told = facts.known(trace, run, spent, windows, by_name, step_notes.tell_the_period(steps, counting))
     return Page(
         lostflops=__version__,
@@ -378,6 +380,7 @@ def _verdict(
     by_name: Mapping[str, Answer],
     found: tuple[Finding, ...],
     in_graphs: float,
+    is_doubtful: bool,
 ) -> str:
     if not _rows(trace, "kernels", "copies", "collectives"):
         if _rows(trace, "step_log"):
@@ -394,7 +397,7 @@ def _verdict(
         return f"There is no ledger of this recording: {reason}."
     costliest = max(found, key=lambda f: (not causes.is_of_recording(f), f.size), default=None)
     first = found[0] if found and bounds(found[0], spent) else costliest
-    return verdict(spent, run.on_host, run.bounds or run.span, first, _unseen(run), in_graphs)
+    return verdict(spent, run.on_host, run.bounds or run.span, first, _unseen(run), in_graphs, is_doubtful)
 
 
 def _verdict_of_the_log(by_name: Mapping[str, Answer]) -> str:
