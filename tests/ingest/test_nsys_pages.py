@@ -91,3 +91,21 @@ def test_what_if_of_an_export_without_gpu_work_predicts_nothing(tmp_path: Path) 
     steps = {"NVTX_EVENTS": [push(10 * MS * n, 10 * MS * n + 9 * MS, f"step {n}") for n in range(4)]}
     asked = lostflops.whatif(sqlite(tmp_path / "job.sqlite", steps), "no-sync")
     assert asked.trust.reason == "no step was recorded"
+
+
+def test_graphs_that_list_no_kernels_are_not_computed_for_what_is_read(tmp_path: Path) -> None:
+    """A graph per layer and a wait after each: the bound of leaving the waits out held the layers as well."""
+    whole = {key: value for key, value in kernel(0, 0).items() if key.endswith("Id") or key == "globalPid"}
+    graphs, calls = list[dict[str, object]](), list[dict[str, object]]()
+    for n, at in enumerate(range(MS, 24 * 1500 * US, 1500 * US), 1):
+        graphs.append({**whole, "start": at + 20 * US, "end": at + MS, "correlationId": n})
+        calls += [
+            call(at, at + 9 * US, correlationId=n),
+            call(at + 10 * US, at + MS, nameId=22, correlationId=99 + n),
+        ]
+    steps = [push(MS + n * 6 * MS, MS + (n + 1) * 6 * MS, f"step {n}") for n in range(6)]
+    named = {"CUPTI_ACTIVITY_KIND_GRAPH_TRACE": graphs, "CUPTI_ACTIVITY_KIND_RUNTIME": calls}
+    page = lostflops.why(sqlite(tmp_path / "job.sqlite", {**named, "NVTX_EVENTS": steps}))
+    (waits,) = [finding for finding in page.findings if finding.accounts[:1] == ("idle.host_synchronisation",)]
+    assert waits.ns_per_step <= 4 * 520 * US
+    assert not any("kernels between" in fact for fact in waits.evidence)
