@@ -106,6 +106,8 @@ def test_graphs_that_list_no_kernels_are_not_computed_for_what_is_read(tmp_path:
     steps = [push(MS + n * 6 * MS, MS + (n + 1) * 6 * MS, f"step {n}") for n in range(6)]
     named = {"CUPTI_ACTIVITY_KIND_GRAPH_TRACE": graphs, "CUPTI_ACTIVITY_KIND_RUNTIME": calls}
     page = lostflops.why(sqlite(tmp_path / "job.sqlite", {**named, "NVTX_EVENTS": steps}))
-    (waits,) = [finding for finding in page.findings if finding.accounts[:1] == ("idle.host_synchronisation",)]
+    (waits,) = [
+        finding for finding in page.findings if finding.accounts[:1] == ("idle.host_synchronisation",)
+    ]
     assert waits.ns_per_step <= 4 * 520 * US
     assert not any("kernels between" in fact for fact in waits.evidence)

@@ -136,6 +136,7 @@ class Given:
     # How long nothing hides shards that are gathered again after the forward pass, ns; None where not known.
     gathered_again: int | None = None
     between_nodes: int = 0  # pauses between kernels of one graph, ns
+    late_launches: int = 0  # pauses before work begins that was launched to an idle device, ns
     clocks_apart: int = 0
     data_parallel: bool = True
     on_host: bool = False

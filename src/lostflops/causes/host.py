@@ -15,7 +15,7 @@ from .declared import BESIDE, COMPUTED_ON_CPU, EVALUATES, MADE_ON_CPU, ONE_BY_ON
 from .given import BETWEEN, HOST_WAITS, OTHER_HOST, Given
 from .idle.evaluation import evaluates_often
 from .idle.freed_memory import gives_memory_back
-from .idle.graphs import pauses_inside_graphs
+from .idle.graphs import OF_IDLE, launched_late, pauses_inside_graphs
 from .idle.made_tensors import computes_on_cpu, makes_tensors
 from .idle.micro_batches import launched_for_each_micro_batch
 from .idle.named import (
@@ -52,8 +52,6 @@ TOLD = (ONE_BY_ONE.name, EVALUATES.name, MADE_ON_CPU.name, COMPUTED_ON_CPU.name,
 UNTOLD_FROM = 0.5  # of what waiting costs, from which on it is said that no row tells what was done
 TO_BE_READ_FROM = 0.01  # of the step, from which on kernels that compute what is read are told
 SYNCS = 4  # waits per step, from which on they come from inside it
-# What is true of the idle time of one account alone.
-OF_IDLE = re.compile(r"of all step time, over|^upper limit:")
 # Of a step, in which another thread saves: such steps are compared with those in which hardly any does. How
 # many times as long the CPU pauses there, and what of the step that costs, from which on it is the saving's.
 SAVES_BESIDE, HARDLY, TIMES, SLOWED_FROM = 0.5, 0.1, 2, 0.03
@@ -95,6 +93,7 @@ def join_host(page: PageFindings) -> None:
     _detects_anomalies(page)
     _after_waits(page)
     pauses_inside_graphs(page)
+    launched_late(page)
     two_threads_launch(page)
     launched_for_each_micro_batch(page)
     _slowed_by_saving(page)

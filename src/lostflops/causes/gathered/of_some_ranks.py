@@ -12,7 +12,7 @@ from lostflops.recipes.compute.of_ranks import flops_in_steps
 from lostflops.recipes.host.launching_threads import launches_beside
 from lostflops.recipes.host.saving import held_up_by_async, with_proofs
 from lostflops.recipes.idle.evaluations import in_evaluations
-from lostflops.recipes.idle.gaps import between_nodes
+from lostflops.recipes.idle.gaps import after_late_launches, between_nodes
 from lostflops.recipes.idle.made_tensors import made_on_cpu
 from lostflops.recipes.idle.read_values import reads_after_passes
 from lostflops.recipes.idle.updates import in_updates_of_some
@@ -71,9 +71,15 @@ def pauses_between_nodes(trace: Trace, counted: pl.DataFrame, stretches: pl.Data
     return 0 if stretches is None or kernels is None else between_nodes(stretches, kernels, counted)
 
 
+def latency_of_late_launches(trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame | None) -> int:
+    """As `after_late_launches` tells it."""
+    return 0 if stretches is None else after_late_launches(stretches, counted)
+
+
 NAMED = Fold(named_idle, IDLE)
 LONG_PAUSES = Fold(in_long_pauses, IDLE)
 BETWEEN_NODES = Fold(pauses_between_nodes, IDLE)
+LATE_LAUNCHES = Fold(latency_of_late_launches, IDLE)
 UPDATED = Fold(in_updates_of_some, IDLE)
 EVALUATED = Fold(in_evaluations, IDLE)
 MADE_ON_CPU = Fold(made_on_cpu, IDLE)
@@ -87,7 +93,7 @@ WEIGHT_CASTS = Fold(weight_casts)
 HELD_BY_ASYNC = Fold(held_up_by_async)
 RUN_AGAIN = Fold(run_again_on_device)
 ALL = (
-    *(NAMED, LONG_PAUSES, BETWEEN_NODES, UPDATED, EVALUATED, MADE_ON_CPU, LAUNCHED_BESIDE),
+    *(NAMED, LONG_PAUSES, BETWEEN_NODES, LATE_LAUNCHES, UPDATED, EVALUATED, MADE_ON_CPU, LAUNCHED_BESIDE),
     *(FLOPS, MICRO_BATCHES, READ_AFTER_PASSES, LOSS_WORK, WEIGHT_CASTS, HELD_BY_ASYNC),
     *(RUN_AGAIN, GIVEN_BACK),
 )
