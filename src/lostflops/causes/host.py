@@ -13,6 +13,7 @@ from lostflops.recipes.idle.read_values import WAITS
 
 from .declared import BESIDE, COMPUTED_ON_CPU, EVALUATES, MADE_ON_CPU, ONE_BY_ONE, PROFILER, SLOWED
 from .given import BETWEEN, HOST_WAITS, OTHER_HOST, Given
+from .given import UNEXPLAINED as NOTHING_KNOWN
 from .idle.evaluation import evaluates_often
 from .idle.freed_memory import gives_memory_back
 from .idle.graphs import OF_IDLE, launched_late, pauses_inside_graphs
@@ -147,8 +148,14 @@ def _waits_in_steps(given: Given) -> tuple[int, int]:
 
 
 def _between(given: Given) -> int:
-    """What a host that runs ahead would hide of a mean step, ns."""
-    return sum(given.accounts.get(account, 0) for account in BETWEEN)
+    """What a host that runs ahead would hide of a mean step, ns: a pause of which nothing is known is none."""
+    known = sum(given.accounts.get(account, 0) for account in BETWEEN)
+    return max(0, known - given.long_unexplained // max(1, given.num_steps))
+
+
+def _in_long_pauses(given: Given) -> bool:
+    """Whether most of what nothing explains comes in pauses too long for what lies between two waits."""
+    return 2 * given.long_unexplained >= given.accounts.get(NOTHING_KNOWN, 0) * given.num_steps > 0
 
 
 def _waits_again_and_again(given: Given) -> bool:
@@ -167,13 +174,14 @@ def _synchronised_often(page: PageFindings) -> None:
     often, between = _waits_in_steps(given)[0], _between(given)
     if waits is None or not _waits_again_and_again(given) or not between:
         return
-    members = [finding for account in BETWEEN if (finding := page.about(account))]
+    accounts = tuple(account for account in BETWEEN if account != NOTHING_KNOWN or not _in_long_pauses(given))
+    members = [finding for account in accounts if (finding := page.about(account))]
     cost = waits.size + between
     told = tuple(fact for fact in waits.evidence if not OF_IDLE.search(fact))
     joined = page.absorb(waits, [])
     for member in members:
         page.drop(member)
-    parts = [part for account in (*joined.accounts, *BETWEEN) for part in names_of(page, account)]
+    parts = [part for account in (*joined.accounts, *accounts) for part in names_of(page, account)]
     page.replace(
         joined,
         made_of(
@@ -187,7 +195,7 @@ def _synchronised_often(page: PageFindings) -> None:
                     *told,
                     f"{milliseconds(between)} of it is launches and Python that a CPU that runs ahead hides",
                 ),
-                accounts=(*joined.accounts, *BETWEEN),
+                accounts=(*joined.accounts, *accounts),
             ),
             ((spoken(name), ns) for name, ns in parts),
         ),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from lostflops import intervals
-from lostflops.causes.given import CHECKPOINT, NAMES, OTHER_HOST
+from lostflops.causes.given import CHECKPOINT, NAMES, OTHER_HOST, UNEXPLAINED
 from lostflops.recipes.compute.of_ranks import flops_in_steps
 from lostflops.recipes.host.launching_threads import launches_beside
 from lostflops.recipes.host.saving import held_up_by_async, with_proofs
@@ -57,9 +57,18 @@ def names_of(trace: Trace, told: Sequence[tuple[pl.DataFrame, pl.DataFrame]]) ->
 
 def in_long_pauses(trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame | None) -> int:
     """How much of the host's other work comes in stretches of a millisecond or more, ns."""
+    return _in_long(OTHER_HOST, counted, stretches)
+
+
+def in_long_unexplained(trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame | None) -> int:
+    """How much of what nothing explains comes in stretches of a millisecond or more, ns."""
+    return _in_long(UNEXPLAINED, counted, stretches)
+
+
+def _in_long(account: str, counted: pl.DataFrame, stretches: pl.DataFrame | None) -> int:
     if stretches is None:
         return 0
-    other = stretches.filter(pl.col("account") == OTHER_HOST).join(counted, on=["rank", "step"], how="semi")
+    other = stretches.filter(pl.col("account") == account).join(counted, on=["rank", "step"], how="semi")
     length = pl.col("end") - pl.col("start")
     pauses = intervals.union(other.lazy(), ["rank"]).filter(length >= LONG)
     return int(pauses.select(length.sum()).collect().item() or 0)
@@ -78,6 +87,7 @@ def latency_of_late_launches(trace: Trace, counted: pl.DataFrame, stretches: pl.
 
 NAMED = Fold(named_idle, IDLE)
 LONG_PAUSES = Fold(in_long_pauses, IDLE)
+LONG_UNEXPLAINED = Fold(in_long_unexplained, IDLE)
 BETWEEN_NODES = Fold(pauses_between_nodes, IDLE)
 LATE_LAUNCHES = Fold(latency_of_late_launches, IDLE)
 UPDATED = Fold(in_updates_of_some, IDLE)
@@ -95,5 +105,5 @@ RUN_AGAIN = Fold(run_again_on_device)
 ALL = (
     *(NAMED, LONG_PAUSES, BETWEEN_NODES, LATE_LAUNCHES, UPDATED, EVALUATED, MADE_ON_CPU, LAUNCHED_BESIDE),
     *(FLOPS, MICRO_BATCHES, READ_AFTER_PASSES, LOSS_WORK, WEIGHT_CASTS, HELD_BY_ASYNC),
-    *(RUN_AGAIN, GIVEN_BACK),
+    *(RUN_AGAIN, GIVEN_BACK, LONG_UNEXPLAINED),
 )
