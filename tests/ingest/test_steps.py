@@ -90,7 +90,12 @@ def test_profiler_steps_win_over_ranges_that_name_steps_and_these_over_optimizer
 
 @pytest.mark.parametrize(
     "text",
-    ["Epoch 0, step {}", "epoch 1/3 iter {}/200", "Epoch: 2 | Batch {} of 90", "Step {}/100", "e"],
+    [
+        *("Epoch 0, step {}", "epoch 1/3 iter {}/200", "Epoch: 2 | Batch {} of 90", "Step {}/100", "e"),
+        # The page said that the trace marks no steps.
+        *("trainer.step {}", "Trainer.train_step({})", "[step {}]", "step[{}]", "run_batch {}", "train/step/{}"),
+        *("megatron.train_step", "train_one_batch", "Rank 0: iteration {}"),
+    ],
 )
 def test_a_range_that_names_the_epoch_or_how_many_steps_there_are_names_a_step(text: str) -> None:
     text = "[pl][profile]run_training_batch" if text == "e" else text
@@ -115,6 +120,8 @@ def test_step_numbers_that_do_not_rise_are_counted_instead() -> None:
 
 def test_a_word_inside_another_names_no_step() -> None:
     marks = ranges(("footstep 1", 10, 20), ("footstep 2", 21, 30), ("my step function", 31, 44))
+    others = ("env.step", "scheduler.step", "val_step 3", "micro_step 3", "step 3 fwd")
+    marks = pl.concat([marks, *(ranges((one, 50, 60), (one, 70, 90)) for one in others)])
     assert [row[3] for row in found(marks)] == ["whole trace"]
 
 

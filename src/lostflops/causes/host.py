@@ -148,7 +148,7 @@ def _waits_in_steps(given: Given) -> tuple[int, int]:
 
 
 def _between(given: Given) -> int:
-    """What a host that runs ahead would hide of a mean step, ns: a pause of which nothing is known is none."""
+    """What a host that runs ahead would hide of a mean step, ns; pauses of which nothing is known are not."""
     known = sum(given.accounts.get(account, 0) for account in BETWEEN)
     return max(0, known - given.long_unexplained // max(1, given.num_steps))
 
