@@ -111,3 +111,23 @@ def test_graphs_that_list_no_kernels_are_not_computed_for_what_is_read(tmp_path:
     ]
     assert waits.ns_per_step <= 4 * 520 * US
     assert not any("kernels between" in fact for fact in waits.evidence)
+
+
+def test_steps_whose_kernels_the_profiler_lost_at_the_end_are_not_idle(tmp_path: Path) -> None:
+    """The CPU waited for them: the page told to wait less, as if the GPU had idled meanwhile."""
+    tables: dict[str, list[dict[str, object]]] = {
+        "NVTX_EVENTS": [], "CUPTI_ACTIVITY_KIND_KERNEL": [], "CUPTI_ACTIVITY_KIND_RUNTIME": []
+    }  # fmt: skip
+    for n, at in enumerate(range(MS, 80 * MS, 10 * MS)):
+        tables["NVTX_EVENTS"].append(push(at, at + 10 * MS, f"step {n}"))
+        tables["CUPTI_ACTIVITY_KIND_RUNTIME"] += [
+            call(at, at + 9 * US, correlationId=n + 1),
+            call(at + 10 * US, at + 10 * MS - 10 * US, nameId=22, correlationId=100 + n),
+        ]
+        if n < 6:
+            tables["CUPTI_ACTIVITY_KIND_KERNEL"].append(
+                kernel(at + 20 * US, at + 10 * MS - 20 * US, correlationId=n + 1)
+            )
+    page = lostflops.why(sqlite(tmp_path / "job.sqlite", tables))
+    assert page.verdict == "Incompletely recorded: the GPU seems idle for 25.3 % of the 10.0 ms step."
+    assert page.findings[0].accounts == ("idle.unrecorded",)
