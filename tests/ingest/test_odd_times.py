@@ -107,6 +107,16 @@ def test_work_that_ends_before_it_begins_puts_idle_time_in_doubt(tmp_path: Path)
     assert idle and all("ends before it begins" in (finding.doubt or "") for finding in idle)
 
 
+def test_kernels_of_no_duration_put_idle_time_in_doubt(tmp_path: Path) -> None:
+    rows = tables()
+    for row in rows["CUPTI_ACTIVITY_KIND_KERNEL"][::4]:
+        row["end"] = row["start"]
+    page = lostflops.why(sqlite(tmp_path / "job.sqlite", rows))
+    assert page.verdict.startswith("Incompletely recorded: the GPU seems idle for ")
+    assert page.notes[0].startswith("3 of 12 kernels (25.0 %) end as they begin: how long they ran is not")
+    assert all("ends as it begins" in (finding.doubt or "") for finding in page.findings)
+
+
 def test_texts_that_are_kept_as_bytes_are_read(tmp_path: Path) -> None:
     """Both are NVTX's forms: the text itself, and a registered string."""
     rows = tables()

@@ -215,7 +215,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
         apart = _kept_notes(session, "page_other_runs", lambda: _other_runs(trace, session, run, counting))
     found = tuple(map(doubted, found)) if lost else found
     impossible = [*impossible_times(trace)]
-    found = tuple(map(without_times, found)) if impossible else found
+    found = tuple(without_times(finding, impossible) for finding in found) if impossible else found
     beside = is_shared(trace.manifest.quality)
     found = tuple(map(beside_others, found)) if beside else found
     profiler = _kept_notes(session, "page_profiler", partial(_profiler, trace, session, steps, counting))
