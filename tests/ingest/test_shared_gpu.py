@@ -24,8 +24,8 @@ def export(
     turns: bool = False,
     unit: int = MS,
 ) -> Path:
-    """Four steps of ten times `unit`, in which the GPU computes from 2 to 8; another process runs from 7 to 9. With
-    `turns` they take turns, and all that is from 2 to 9 is launched at 2."""
+    """Four steps of ten times `unit`, in which the GPU computes from 2 to 8; another process runs from 7 to
+    9. With `turns` they take turns, and all that is from 2 to 9 is launched at 2."""
     tables: dict[str, list[dict[str, Any]]] = {
         "CUPTI_ACTIVITY_KIND_KERNEL": [], "CUPTI_ACTIVITY_KIND_RUNTIME": [], "NVTX_EVENTS": [],
         "TARGET_INFO_GPU": [{"id": gpu, "name": "H100", "smCount": 132} for gpu in sorted({*gpus})],
