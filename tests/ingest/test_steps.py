@@ -94,7 +94,7 @@ def test_profiler_steps_win_over_ranges_that_name_steps_and_these_over_optimizer
         *("Epoch 0, step {}", "epoch 1/3 iter {}/200", "Epoch: 2 | Batch {} of 90", "Step {}/100", "e"),
         # The page said that the trace marks no steps.
         *("trainer.step {}", "Trainer.train_step({})", "[step {}]", "step[{}]", "run_batch {}"),
-        *("train/step/{}", "megatron.train_step", "train_one_batch", "Rank 0: iteration {}"),
+        *("train/step/{}", "megatron.train_step", "engine_step", "train_one_batch", "Rank 0: iteration {}"),
     ],
 )
 def test_a_range_that_names_the_epoch_or_how_many_steps_there_are_names_a_step(text: str) -> None:

@@ -9,7 +9,7 @@ import re
 STEP_RANGE = (
     r"(?i)^[\[(<#]*(?:rank[ _#:/=-]*\d{1,9}[ _,;:/|-]*)?"
     r"(?:ep(?:och)?[ _#:/=-]*\d{1,9}(?:/\d{1,9})?[ _,;:/|-]*)?(?:\[pl\]\[profile\])?"
-    r"(?:(?:trainer|megatron)[ _.:/-]*)?(?:run[ _])?(?:train(?:ing)?|global)?[ _.:/-]*(?:one[ _-])?"
+    r"(?:(?:trainer|megatron|engine)[ _.:/-]*)?(?:run[ _])?(?:train(?:ing)?|global)?[ _.:/-]*(?:one[ _-])?"
     r"(?:step|iter|iteration|batch)[ _#:/=\[(-]*"
     r"(?:(\d{1,15})(?: ?(?:/|of) ?\d{1,15})?)?[\])>]*$"
 )
