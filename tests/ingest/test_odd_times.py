@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lostflops
-from nsys_exports import call, kernel, push, sqlite
+from nsys_exports import call, copy, kernel, push, sqlite
 
 MS, US = 1_000_000, 1000
 HOUR = 3_600_000 * MS
@@ -56,7 +56,7 @@ def test_a_kernel_of_three_hours_takes_no_steps_away(tmp_path: Path) -> None:
     assert steps.collect()["left_out"].null_count() == STEPS
     assert kernels.collect()["end"].to_list()[4] == 26 * MS  # where the next one begins
     (fact,) = [fact for fact in run.manifest.quality if fact.name == "kernels that outlast later ones"]
-    assert "is recorded as running for 10,800.0 s, over later kernels" in fact.text and "gemm" in fact.text
+    assert "is recorded as running for 10,800.0 s, over later work" in fact.text and "gemm" in fact.text
 
 
 def test_kernels_of_less_than_a_minute_and_several_take_no_steps_away(tmp_path: Path) -> None:
@@ -71,6 +71,9 @@ def test_kernels_of_less_than_a_minute_and_several_take_no_steps_away(tmp_path: 
         assert steps.collect().select("left_out").null_count().item() == STEPS
         ends = kernels.collect()["end"].to_list()
         assert [ends[at] for at in longer] == [(at // 2 * 10 + 6) * MS for at in longer]
+    rows = tables() | {"CUPTI_ACTIVITY_KIND_MEMCPY": [copy(25 * MS, 50_000 * MS)]}
+    steps = lostflops.open(sqlite(tmp_path / "copy.sqlite", rows)).table("steps")
+    assert steps is not None and steps.collect().select("left_out").null_count().item() == STEPS
 
 
 def test_nodes_of_a_graph_run_beside_each_other_however_long(tmp_path: Path) -> None:

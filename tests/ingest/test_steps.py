@@ -136,6 +136,13 @@ def test_a_mark_inside_another_is_no_step_of_its_own() -> None:
     assert [row[:3] for row in found(marks)] == [(1, 10, 61), (2, 61, 120)]
 
 
+def test_a_mark_that_ends_too_late_takes_no_steps_away() -> None:
+    """The page told of one step that was three times as long."""
+    marks = ranges(("step 1", 10, 60), ("step 2", 61, 190), ("step 3", 111, 160), ("step 4", 161, 200))
+    bounds = [row[1:3] for row in found(marks, end=300)]
+    assert bounds == [(10, 61), (61, 111), (111, 161), (161, 200)]
+
+
 def test_steps_end_with_the_optimizer_and_those_at_both_edges_are_incomplete() -> None:
     updates = ranges(("Optimizer.step#AdamW.step", 90, 100), ("Optimizer.step#AdamW.step", 190, 205))
     assert found(updates, start=3, end=260) == [

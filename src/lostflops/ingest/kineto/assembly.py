@@ -103,9 +103,10 @@ class Assembly:
         if calls is not None:
             calls, (kernels, copies) = apart(calls, kernels, copies)
         self._require_durations(kernels, copies)
+        kernels, copies = ended_in_order(self.notes.rows, kernels, copies)
         if kernels is not None:
-            facts = ended_in_order(self._kernel_facts(kernels), self.notes.rows)
-            kernels = begun_in_order(attribute(facts, calls, tree), "kernels", self.notes.rows)
+            kernels = attribute(self._kernel_facts(kernels), calls, tree)
+            kernels = begun_in_order(kernels, "kernels", self.notes.rows)
             self.notes.launches(kernels)
         if copies is not None:
             copies = attribute(self._copy_facts(copies, calls), calls, tree).drop("phase")

@@ -253,7 +253,7 @@ class _Process:
         # Before ranges left open are closed at the end of these.
         (launches, kernels, copies), far = near([launches, kernels, copies])
         kernels, copies = cuda.own_streams(kernels, copies)
-        kernels = ended_in_order(kernels, quality)
+        kernels, copies = ended_in_order(quality, kernels, copies)
         tell(0.4)
         last = max((int(t["end"].max()) for t in (launches, kernels, copies) if t.height), default=None)  # pyright: ignore[reportArgumentType]
         marks = nvtx(export, process, orphans, last)
