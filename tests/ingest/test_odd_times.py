@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import kineto_files as kineto
 import lostflops
 from nsys_exports import call, copy, kernel, push, sqlite
 
@@ -118,6 +119,17 @@ def test_kernels_of_no_duration_put_idle_time_in_doubt(tmp_path: Path) -> None:
     assert page.verdict.startswith("Incompletely recorded: the GPU seems idle for ")
     assert page.notes[0].startswith("3 of 12 kernels (25.0 %) end as they begin: how long they ran is not")
     assert all("ends as it begins" in (finding.doubt or "") for finding in page.findings)
+
+
+def test_kernels_of_no_duration_in_a_profile_of_nanoseconds_are_told(tmp_path: Path) -> None:
+    """Older profiles count whole microseconds, and short kernels take none of those."""
+    for fraction, told in ((0.5, 2), (0, 0)):
+        events = [event for n in range(4) for event in kineto.one_step(1000 * n)]
+        for n, event in enumerate(event for event in events if event["cat"] == "kernel"):
+            event.update(ts=int(event["ts"]) + fraction, dur=0 if n < 2 else 40)
+        path = kineto.written(tmp_path / f"{told}.json", kineto.trace(events))
+        facts = [f for f in lostflops.open(path).manifest.quality if f.name == "kernels without a duration"]
+        assert [(fact.count, fact.of) for fact in facts] == ([(2, 4)] if told else [])
 
 
 def test_texts_that_are_kept_as_bytes_are_read(tmp_path: Path) -> None:

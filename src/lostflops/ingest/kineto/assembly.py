@@ -105,6 +105,7 @@ class Assembly:
         self._require_durations(kernels, copies)
         kernels, copies = ended_in_order(self.notes.rows, kernels, copies)
         if kernels is not None:
+            self.notes.no_time(kernels, reader.negative_on_device)
             kernels = attribute(self._kernel_facts(kernels), calls, tree)
             kernels = begun_in_order(kernels, "kernels", self.notes.rows)
             self.notes.launches(kernels)

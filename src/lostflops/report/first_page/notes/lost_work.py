@@ -12,7 +12,8 @@ from lostflops.recipes.lost_kernels import WORTH_TELLING, launching
 from lostflops.session import Fold, Session
 from lostflops.store.trace import IMPOSSIBLE, NO_TIME, OPENED, Trace
 
-UNRECORDED = "idle.unrecorded"
+UNRECORDED, ON_ITS_WAY = "idle.unrecorded", "idle.dependency"
+ONCE_MORE = "Export the report again, or record again."
 AGAIN = "Record fewer steps, or less at a time (no stacks, no shapes): the profiler lost kernels."
 MAY_HAVE_RUN = "The GPU may have worked meanwhile: some of its work {}, as recorded."
 MAY_BE_WORK = "The GPU may have worked meanwhile: kernels of some launches were not recorded."
@@ -54,7 +55,7 @@ def impossible_times(trace: Trace) -> Iterator[str]:
         if many and many >= WORTH_TELLING * every:
             yield (
                 f"{many:,} of {every:,} {what} ({percent(many, every)}) {end}: how long they ran is not "
-                "known, and what seems idle may be that work. Export the report again, or record again."
+                f"known, and what seems idle may be that work. {ONCE_MORE}"
             )
 
 
@@ -63,6 +64,8 @@ def without_times(finding: Finding, notes: Sequence[str]) -> Finding:
     if not finding.is_of_idle_time:
         return finding
     before = any("end before they begin" in note for note in notes)
+    if finding.accounts[0] == ON_ITS_WAY:  # for as long as such work may have run
+        finding = replace(finding, next=ONCE_MORE, remedies=())
     return finding.with_doubt(MAY_HAVE_RUN.format(f"ends {'before' if before else 'as'} it begins"))
 
 
