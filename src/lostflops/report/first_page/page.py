@@ -387,7 +387,7 @@ def _verdict(
             return _verdict_of_the_log(by_name)
         if run.formats == {"monitor"}:
             return "Only a monitor's samples were recorded: where the steps' time went is not known."
-        if not _rows(trace, "operators"):
+        if not _rows(trace, "operators") and (spent is None or not found):
             return "This recording holds neither GPU work nor operators: there is nothing to account for."
         return "Only the CPU side of this run was recorded: there is no GPU work to account for."
     if spent is None:
