@@ -8,7 +8,7 @@ import pytest
 
 import lostflops
 from lostflops.errors import LostflopsError
-from nsys_exports import call, kernel, push, sqlite
+from nsys_exports import call, copy, kernel, push, sqlite
 
 MS, US = 1_000_000, 1000
 
@@ -131,3 +131,19 @@ def test_steps_whose_kernels_the_profiler_lost_at_the_end_are_not_idle(tmp_path:
     page = lostflops.why(sqlite(tmp_path / "job.sqlite", tables))
     assert page.verdict == "Incompletely recorded: the GPU seems idle for 25.3 % of the 10.0 ms step."
     assert page.findings[0].accounts == ("idle.unrecorded",)
+
+
+def test_copies_alone_have_no_kernels_to_hide_behind(tmp_path: Path) -> None:
+    """The page said that none of the causes of these 98 % is large."""
+    starts = range(MS, 60 * MS, 10 * MS)
+    tables = {
+        "NVTX_EVENTS": [push(at, at + 10 * MS, f"step {n}") for n, at in enumerate(starts)],
+        "CUPTI_ACTIVITY_KIND_MEMCPY": [
+            copy(at + 200 * US, at + 10 * MS, correlationId=at) for at in starts
+        ],
+        "CUPTI_ACTIVITY_KIND_RUNTIME": [
+            call(at + 100 * US, at + 109 * US, nameId=21, correlationId=at) for at in starts
+        ],
+    }  # fmt: skip
+    page = lostflops.why(sqlite(tmp_path / "job.sqlite", tables))
+    assert page.no_finding == "exposed copies is 98.0 % of the step: no kernels are here to hide them."
