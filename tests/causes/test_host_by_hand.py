@@ -559,7 +559,7 @@ def test_a_loader_that_is_slow_outside_of_the_recording_too_is_one_finding() -> 
 
 
 def waiting(
-    calls: int, held: int | None = 90, between: tuple[int, int] = (30, 50), outside: int = 0
+    calls: int, held: int | None = 90, between: tuple[int, int] = (30, 50), outside: int = 0, **more: int
 ) -> list[Finding]:
     """Two ranks with two steps of 100 ms: per step 10 ms of waits, and 3 and 5 ms of launches and Python."""
     ledger: Rows = [
@@ -584,7 +584,7 @@ def waiting(
     found = [finding("host-waits-for-device", WAITS, 100, evidence=("e",))]
     found += [finding("launch-bound", LAUNCHES, 120)] if between[0] else []
     found += [finding("unexplained", UNEXPLAINED, 50)] if between[1] else []
-    return page(*found, ledger=ledger, tables={"api_call_summary": table})
+    return page(*found, ledger=ledger, tables={"api_call_summary": table}, **more)
 
 
 def test_what_lies_between_waits_that_come_often_is_part_of_them() -> None:
@@ -598,6 +598,14 @@ def test_what_lies_between_waits_that_come_often_is_part_of_them() -> None:
     assert (told.size, told.ns_per_step) == (180 * MS, 120 * MS)
     assert len(waiting(15)) == 3
     assert "waits for it 250 times" in waiting(1003)[0].claim
+
+
+def test_long_pauses_of_which_nothing_is_known_are_no_launches_between_waits() -> None:
+    """Between requests a server waits: the page had it launch work that a CPU that runs ahead hides."""
+    told, untold = sorted(waiting(16, long_unexplained=4 * 40 * MS), key=lambda f: -f.size)
+    assert told.evidence == ("e", "40.0 ms of it is launches and Python that a CPU that runs ahead hides")
+    assert told.accounts == (WAITS, LAUNCHES) and told.size == 140 * MS
+    assert (untold.accounts, untold.size) == ((UNEXPLAINED,), 50 * MS)
 
 
 @pytest.mark.parametrize(

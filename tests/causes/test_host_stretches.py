@@ -110,7 +110,8 @@ def test_before_a_gap_ends_the_last_launch_is_that_of_any_stream() -> None:
     ranks = pl.LazyFrame({"rank": [0, 1], "main_thread": [7, 7], "device_kind": ["gpu", "gpu"]})
     ends = np.array([10, 20, 30, 40, 50, 42, 50])
     found = _ended_by(np.array([0, 0, 0, 0, 0, 1, 1]), ends, ranks, work)
-    # What began first has no known launch: none is later than the first that is known.
-    assert found.before.tolist() == [NEVER, 5, 8, 8, NEVER, NEVER, NEVER]
+    # What began first has no known launch: none is later than the first that is known. Behind all work the
+    # last launch is known as well: what was launched after it was lost, or is still queued.
+    assert found.before.tolist() == [NEVER, 5, 8, 8, 25, NEVER, 41]
     assert found.launch_start.tolist() == [NEVER, 8, 5, 25, NEVER, 41, NEVER]
     assert found.orphan.tolist() == [True, False, False, False, False, False, False]

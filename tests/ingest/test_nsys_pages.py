@@ -8,7 +8,7 @@ import pytest
 
 import lostflops
 from lostflops.errors import LostflopsError
-from nsys_exports import call, kernel, push, sqlite
+from nsys_exports import call, copy, kernel, push, sqlite
 
 MS, US = 1_000_000, 1000
 
@@ -91,3 +91,59 @@ def test_what_if_of_an_export_without_gpu_work_predicts_nothing(tmp_path: Path) 
     steps = {"NVTX_EVENTS": [push(10 * MS * n, 10 * MS * n + 9 * MS, f"step {n}") for n in range(4)]}
     asked = lostflops.whatif(sqlite(tmp_path / "job.sqlite", steps), "no-sync")
     assert asked.trust.reason == "no step was recorded"
+
+
+def test_graphs_that_list_no_kernels_are_not_computed_for_what_is_read(tmp_path: Path) -> None:
+    """A graph per layer and a wait after each: the bound of leaving the waits out held the layers as well."""
+    whole = {key: value for key, value in kernel(0, 0).items() if key.endswith("Id") or key == "globalPid"}
+    graphs, calls = list[dict[str, object]](), list[dict[str, object]]()
+    for n, at in enumerate(range(MS, 24 * 1500 * US, 1500 * US), 1):
+        graphs.append({**whole, "start": at + 20 * US, "end": at + MS, "correlationId": n})
+        calls += [
+            call(at, at + 9 * US, correlationId=n),
+            call(at + 10 * US, at + MS, nameId=22, correlationId=99 + n),
+        ]
+    steps = [push(MS + n * 6 * MS, MS + (n + 1) * 6 * MS, f"step {n}") for n in range(6)]
+    named = {"CUPTI_ACTIVITY_KIND_GRAPH_TRACE": graphs, "CUPTI_ACTIVITY_KIND_RUNTIME": calls}
+    page = lostflops.why(sqlite(tmp_path / "job.sqlite", {**named, "NVTX_EVENTS": steps}))
+    (waits,) = [
+        finding for finding in page.findings if finding.accounts[:1] == ("idle.host_synchronisation",)
+    ]
+    assert waits.ns_per_step <= 4 * 520 * US
+    assert not any("kernels between" in fact for fact in waits.evidence)
+
+
+def test_steps_whose_kernels_the_profiler_lost_at_the_end_are_not_idle(tmp_path: Path) -> None:
+    """The CPU waited for them: the page told to wait less, as if the GPU had idled meanwhile."""
+    tables: dict[str, list[dict[str, object]]] = {
+        "NVTX_EVENTS": [], "CUPTI_ACTIVITY_KIND_KERNEL": [], "CUPTI_ACTIVITY_KIND_RUNTIME": []
+    }  # fmt: skip
+    for n, at in enumerate(range(MS, 80 * MS, 10 * MS)):
+        tables["NVTX_EVENTS"].append(push(at, at + 10 * MS, f"step {n}"))
+        tables["CUPTI_ACTIVITY_KIND_RUNTIME"] += [
+            call(at, at + 9 * US, correlationId=n + 1),
+            call(at + 10 * US, at + 10 * MS - 10 * US, nameId=22, correlationId=100 + n),
+        ]
+        if n < 6:
+            tables["CUPTI_ACTIVITY_KIND_KERNEL"].append(
+                kernel(at + 20 * US, at + 10 * MS - 20 * US, correlationId=n + 1)
+            )
+    page = lostflops.why(sqlite(tmp_path / "job.sqlite", tables))
+    assert page.verdict == "Incompletely recorded: the GPU seems idle for 25.3 % of the 10.0 ms step."
+    assert page.findings[0].accounts == ("idle.unrecorded",)
+
+
+def test_copies_alone_have_no_kernels_to_hide_behind(tmp_path: Path) -> None:
+    """The page said that none of the causes of these 98 % is large."""
+    starts = range(MS, 60 * MS, 10 * MS)
+    tables = {
+        "NVTX_EVENTS": [push(at, at + 10 * MS, f"step {n}") for n, at in enumerate(starts)],
+        "CUPTI_ACTIVITY_KIND_MEMCPY": [
+            copy(at + 200 * US, at + 10 * MS, correlationId=at) for at in starts
+        ],
+        "CUPTI_ACTIVITY_KIND_RUNTIME": [
+            call(at + 100 * US, at + 109 * US, nameId=21, correlationId=at) for at in starts
+        ],
+    }  # fmt: skip
+    page = lostflops.why(sqlite(tmp_path / "job.sqlite", tables))
+    assert page.no_finding == "exposed copies is 98.0 % of the step: no kernels are here to hide them."

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+import kineto_files as kineto
 import lostflops
-from nsys_exports import call, kernel, push, sqlite
+from nsys_exports import call, copy, kernel, push, sqlite
 
 MS, US = 1_000_000, 1000
 HOUR = 3_600_000 * MS
@@ -56,7 +57,44 @@ def test_a_kernel_of_three_hours_takes_no_steps_away(tmp_path: Path) -> None:
     assert steps.collect()["left_out"].null_count() == STEPS
     assert kernels.collect()["end"].to_list()[4] == 26 * MS  # where the next one begins
     (fact,) = [fact for fact in run.manifest.quality if fact.name == "kernels that outlast later ones"]
-    assert "is recorded as running for 10,800.0 s, over later kernels" in fact.text and "gemm" in fact.text
+    assert "is recorded as running for 10,800.0 s, over later work" in fact.text and "gemm" in fact.text
+
+
+def test_kernels_of_less_than_a_minute_and_several_take_no_steps_away(tmp_path: Path) -> None:
+    """One of less than a minute was believed, and of several all but the longest."""
+    for case, longer in enumerate([{4: 50_000}, {4: 70_000, 8: 90_000}, {2: 300}]):
+        rows = tables()
+        for at, ms in longer.items():
+            rows["CUPTI_ACTIVITY_KIND_KERNEL"][at]["end"] += ms * MS
+        run = lostflops.open(sqlite(tmp_path / f"{case}.sqlite", rows))
+        steps, kernels = run.table("steps"), run.table("kernels")
+        assert steps is not None and kernels is not None
+        assert steps.collect().select("left_out").null_count().item() == STEPS
+        ends = kernels.collect()["end"].to_list()
+        assert [ends[at] for at in longer] == [(at // 2 * 10 + 6) * MS for at in longer]
+    rows = tables() | {"CUPTI_ACTIVITY_KIND_MEMCPY": [copy(25 * MS, 50_000 * MS)]}
+    steps = lostflops.open(sqlite(tmp_path / "copy.sqlite", rows)).table("steps")
+    assert steps is not None and steps.collect().select("left_out").null_count().item() == STEPS
+
+
+def test_nodes_of_a_graph_run_beside_each_other_however_long(tmp_path: Path) -> None:
+    rows = tables()
+    rows["CUPTI_ACTIVITY_KIND_KERNEL"][4].update(end=900 * MS, graphNodeId=3)
+    kernels = lostflops.open(sqlite(tmp_path / "job.sqlite", rows)).table("kernels")
+    assert kernels is not None and kernels.collect()["end"].to_list()[4] == 900 * MS
+
+
+@pytest.mark.parametrize("away", [HOUR, -HOUR])
+def test_kernels_that_ran_an_hour_from_their_launch_are_lost_work(tmp_path: Path, away: int) -> None:
+    """Step 0 was said to take an hour, and the steps to be idle meanwhile."""
+    rows = tables()
+    for row in rows["CUPTI_ACTIVITY_KIND_KERNEL"][1::4]:
+        row["start"], row["end"] = row["start"] + away, row["end"] + away
+    page = lostflops.why(sqlite(tmp_path / "job.sqlite", rows))
+    assert page.verdict == "Incompletely recorded: the GPU seems idle for 50.0 % of the 10.0 ms step."
+    assert page.notes[0].startswith("3 of 12 kernel launches in the steps (25.0 %) have no kernel")
+    (fact,) = [fact for fact in page.quality if fact.name == "kernels out of their stream's order"]
+    assert (fact.count, fact.of) == (3, 12)
 
 
 def test_work_that_ends_before_it_begins_puts_idle_time_in_doubt(tmp_path: Path) -> None:
@@ -64,12 +102,34 @@ def test_work_that_ends_before_it_begins_puts_idle_time_in_doubt(tmp_path: Path)
     for row in rows["CUPTI_ACTIVITY_KIND_KERNEL"][::4]:
         row["end"] = row["start"] - 1000
     page = lostflops.why(sqlite(tmp_path / "job.sqlite", rows))
+    assert page.verdict.startswith("Incompletely recorded: the GPU seems idle for ")  # not "is"
     assert any(
         note.startswith("3 of 12 rows of GPU work (25.0 %) end before they begin: how long they ran is not")
         for note in page.notes
     )
     idle = [finding for finding in page.findings if finding.name == "idle-unexplained"]
     assert idle and all("ends before it begins" in (finding.doubt or "") for finding in idle)
+
+
+def test_kernels_of_no_duration_put_idle_time_in_doubt(tmp_path: Path) -> None:
+    rows = tables()
+    for row in rows["CUPTI_ACTIVITY_KIND_KERNEL"][::4]:
+        row["end"] = row["start"]
+    page = lostflops.why(sqlite(tmp_path / "job.sqlite", rows))
+    assert page.verdict.startswith("Incompletely recorded: the GPU seems idle for ")
+    assert page.notes[0].startswith("3 of 12 kernels (25.0 %) end as they begin: how long they ran is not")
+    assert all("ends as it begins" in (finding.doubt or "") for finding in page.findings)
+
+
+def test_kernels_of_no_duration_in_a_profile_of_nanoseconds_are_told(tmp_path: Path) -> None:
+    """Older profiles count whole microseconds, and short kernels take none of those."""
+    for fraction, told in ((0.5, 2), (0, 0)):
+        events = [event for n in range(4) for event in kineto.one_step(1000 * n)]
+        for n, event in enumerate(event for event in events if event["cat"] == "kernel"):
+            event.update(ts=int(event["ts"]) + fraction, dur=0 if n < 2 else 40)
+        path = kineto.written(tmp_path / f"{told}.json", kineto.trace(events))
+        facts = [f for f in lostflops.open(path).manifest.quality if f.name == "kernels without a duration"]
+        assert [(fact.count, fact.of) for fact in facts] == ([(2, 4)] if told else [])
 
 
 def test_texts_that_are_kept_as_bytes_are_read(tmp_path: Path) -> None:

@@ -17,10 +17,15 @@ JOB, OTHER = process(100), process(200)
 
 
 def export(
-    path: Path, gpus: tuple[int, int] = (0, 0), sms: int = 132, marked: bool = False, turns: bool = False
+    path: Path,
+    gpus: tuple[int, int] = (0, 0),
+    sms: int = 132,
+    marked: bool = False,
+    turns: bool = False,
+    unit: int = MS,
 ) -> Path:
-    """Four steps of 10 ms, in which the GPU computes from 2 to 8; another process runs from 7 to 9. With
-    `turns` they take turns, and all that is from 2 to 9 is launched at 2."""
+    """Four steps of ten times `unit`, in which the GPU computes from 2 to 8; another process runs from 7 to
+    9. With `turns` they take turns, and all that is from 2 to 9 is launched at 2."""
     tables: dict[str, list[dict[str, Any]]] = {
         "CUPTI_ACTIVITY_KIND_KERNEL": [], "CUPTI_ACTIVITY_KIND_RUNTIME": [], "NVTX_EVENTS": [],
         "TARGET_INFO_GPU": [{"id": gpu, "name": "H100", "smCount": 132} for gpu in sorted({*gpus})],
@@ -30,18 +35,18 @@ def export(
         ],
     }  # fmt: skip
     for step in range(4):
-        at = 10 * MS * step
+        at = 10 * unit * step
         works = [(JOB, 2, 8), (OTHER, 7, 9)]
         if turns:
             works = [(JOB, 2, 3), (OTHER, 3, 5), (JOB, 5, 6), (OTHER, 6, 8), (JOB, 8, 9)]
         for owner, since, until in works:
             ids = {"correlationId": 10 * step + since}
             kernels, calls = tables["CUPTI_ACTIVITY_KIND_KERNEL"], tables["CUPTI_ACTIVITY_KIND_RUNTIME"]
-            kernels.append(kernel(at + since * MS, at + until * MS, globalPid=owner, **ids))
-            called = at + (2 if turns else since) * MS + (10 * since if turns else 0)
+            kernels.append(kernel(at + since * unit, at + until * unit, globalPid=owner, **ids))
+            called = at + (2 if turns else since) * unit + (10 * since if turns else 0)
             calls.append(call(called - 9, called - 5, globalTid=owner | 8, **ids))
         for owner in (JOB, OTHER)[: 1 + marked]:
-            tables["NVTX_EVENTS"].append(push(at, at + 10 * MS, f"step {step}", globalTid=owner | 8))
+            tables["NVTX_EVENTS"].append(push(at, at + 10 * unit, f"step {step}", globalTid=owner | 8))
     return sqlite(path, tables)
 
 
@@ -61,6 +66,17 @@ def test_time_in_which_launched_work_waits_may_be_the_other_process_s(tmp_path: 
     (one,) = (f for f in page.findings if f.name == "recording-incomplete")
     assert "or does other work, as of the process that shares it." in one.claim
     assert one.next.startswith("Give each process a GPU of its own")
+
+
+def test_work_that_waits_behind_the_other_process_waits_for_no_stream(tmp_path: Path) -> None:
+    """For less than a millisecond at a time: "Dependency-bound", with CUDA graphs as the remedy."""
+    page = lostflops.why(export(tmp_path / "job.sqlite", turns=True, unit=MS // 10))
+    assert page.verdict.startswith("Not alone on its GPU: the GPU seems idle for ")
+    (one,) = (f for f in page.findings if f.name == "late-after-launch")
+    assert (
+        "or does other work, as of the process that shares it, after its next work was launched" in one.claim
+    )
+    assert one.next.startswith("Give each process a GPU of its own") and not one.remedies
 
 
 @pytest.mark.parametrize(

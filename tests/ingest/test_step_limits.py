@@ -988,3 +988,17 @@ def test_a_step_s_first_work_was_launched_from_its_start_to_before_its_end() -> 
     late = device((40, 41, 20, 21), (35, 36, 30, 31))
     found = on_device._first_work(late, 20, 30)  # pyright: ignore[reportPrivateUsage]
     assert found is not None and found.start == 40  # what the next step launched began sooner
+
+
+def test_steps_go_on_where_calls_are_no_longer_recorded() -> None:
+    """All that ran after the last recorded call counted in the step of that call: one step took three."""
+    rows = [(10 * n + 1, 10 * n + 9, 10 * n if n < 40 else None, 10 * n + 1) for n in range(60)]
+    marks = pl.DataFrame(
+        {"start": range(0, 600, 100), "end": range(100, 700, 100), "begins": True},
+        {"start": pl.Int64, "end": pl.Int64, "begins": pl.Boolean},
+    )
+    moved = on_device.moved(marks, device(*rows))
+    assert moved["start"].to_list() == [0, 100, 200, 300, 400, 500]
+    # One more without a launch, behind all calls, is of the step before it.
+    few = device(*rows[:40], (401, 409, None, None))
+    assert few.launch.tolist()[-1] == rows[39][2]

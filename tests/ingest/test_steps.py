@@ -90,7 +90,12 @@ def test_profiler_steps_win_over_ranges_that_name_steps_and_these_over_optimizer
 
 @pytest.mark.parametrize(
     "text",
-    ["Epoch 0, step {}", "epoch 1/3 iter {}/200", "Epoch: 2 | Batch {} of 90", "Step {}/100", "e"],
+    [
+        *("Epoch 0, step {}", "epoch 1/3 iter {}/200", "Epoch: 2 | Batch {} of 90", "Step {}/100", "e"),
+        # The page said that the trace marks no steps.
+        *("trainer.step {}", "Trainer.train_step({})", "[step {}]", "step[{}]", "run_batch {}"),
+        *("train/step/{}", "megatron.train_step", "engine_step", "train_one_batch", "Rank 0: iteration {}"),
+    ],
 )
 def test_a_range_that_names_the_epoch_or_how_many_steps_there_are_names_a_step(text: str) -> None:
     text = "[pl][profile]run_training_batch" if text == "e" else text
@@ -115,6 +120,8 @@ def test_step_numbers_that_do_not_rise_are_counted_instead() -> None:
 
 def test_a_word_inside_another_names_no_step() -> None:
     marks = ranges(("footstep 1", 10, 20), ("footstep 2", 21, 30), ("my step function", 31, 44))
+    others = ("env.step", "scheduler.step", "val_step 3", "micro_step 3", "step 3 fwd")
+    marks = pl.concat([marks, *(ranges((one, 50, 60), (one, 70, 90)) for one in others)])
     assert [row[3] for row in found(marks)] == ["whole trace"]
 
 
@@ -127,6 +134,13 @@ def test_of_two_threads_with_marks_the_one_with_more_time_has_the_steps() -> Non
 def test_a_mark_inside_another_is_no_step_of_its_own() -> None:
     marks = ranges(("step 1", 10, 60), ("step 99", 20, 30), ("step 2", 61, 120))
     assert [row[:3] for row in found(marks)] == [(1, 10, 61), (2, 61, 120)]
+
+
+def test_a_mark_that_ends_too_late_takes_no_steps_away() -> None:
+    """The page told of one step that was three times as long."""
+    marks = ranges(("step 1", 10, 60), ("step 2", 61, 190), ("step 3", 111, 160), ("step 4", 161, 200))
+    bounds = [row[1:3] for row in found(marks, end=300)]
+    assert bounds == [(10, 61), (61, 111), (111, 161), (161, 200)]
 
 
 def test_steps_end_with_the_optimizer_and_those_at_both_edges_are_incomplete() -> None:

@@ -11,12 +11,16 @@ from lostflops.testing import example_table
 COMPUTE, REDUCE = 7, 20
 
 
-def missed(calls: Sequence[tuple[int, int, bool]]) -> list[int]:
-    """When calls were made whose kernel is missed; a call is its start, its stream and whether that ran."""
+def missed(
+    calls: Sequence[tuple[int, int, bool]], wait: tuple[str, int] = ("cudaDeviceSynchronize", 0)
+) -> list[int]:
+    """When calls were made whose kernel is missed; a call is its start, its stream and whether that ran.
+    `wait` is a call that waits for the device, and its start."""
     launches = [
         {"rank": 0, "start": at, "end": at + 2, "thread": 1, "name": "cudaLaunchKernel", "correlation": at}
         for at, _, _ in calls
     ]
+    launches.append({"rank": 0, "start": wait[1], "end": wait[1] + 9, "thread": 1, "name": wait[0]})
     kernels = [
         {"rank": 0, "start": at + 50, "end": at + 55, "stream": stream, "correlation": at, "name": "k"}
         for at, stream, ran in calls
@@ -40,6 +44,17 @@ def test_a_kernel_that_waits_for_another_rank_holds_up_its_stream_until_the_reco
 def test_a_stream_that_was_used_for_a_while_keeps_nothing_queued() -> None:
     calls = [(at, 13 if at in (0, 10) else COMPUTE, at != 70) for at in range(0, 130, 10)]
     assert missed(calls) == [70]
+
+
+def test_what_a_call_waited_for_is_no_longer_queued() -> None:
+    """A profiler whose buffer is full loses the last kernels: which passed for queued, and for idle time."""
+    calls = [(at, COMPUTE, at < 70) for at in range(0, 130, 10)]
+    assert missed(calls) == []
+    assert missed(calls, ("cudaDeviceSynchronize", 95)) == [70, 80, 90]
+    assert missed(calls, ("cudaStreamSynchronize", 95)) == [70, 80, 90]
+    others = [(at, REDUCE if at == 30 else stream, ran) for at, stream, ran in calls]
+    assert missed(others, ("hipStreamSynchronize", 95)) == []  # of which stream nobody knows
+    assert missed(others, ("hipDeviceSynchronize", 95)) == [70, 80, 90]
 
 
 def test_where_no_call_has_its_kernel_nothing_is_missed() -> None:

@@ -46,7 +46,8 @@ INTERLEAVED, ZERO_BUBBLE = "interleaved", "zb"
 CHECKPOINT = "idle.checkpoint_logging"
 OTHER_HOST, LOADING = "idle.other_host_work", "idle.data_loading"
 HOST_WAITS = "host-waits-for-device"  # the finding about a CPU that reads values in steps
-BETWEEN = ("idle.launch_bound", "idle.unexplained")  # what a host that runs ahead hides
+UNEXPLAINED = "idle.unexplained"
+BETWEEN = ("idle.launch_bound", UNEXPLAINED)  # what a host that runs ahead hides
 BESIDE = pl.Schema({"rank": pl.Int32, "name": pl.String, "time": pl.Int64, "pauses": pl.Int64})
 COMMUNICATION = ("communication.wait", "communication.transfer", "communication.exposed")
 
@@ -136,6 +137,8 @@ class Given:
     # How long nothing hides shards that are gathered again after the forward pass, ns; None where not known.
     gathered_again: int | None = None
     between_nodes: int = 0  # pauses between kernels of one graph, ns
+    long_unexplained: int = 0  # what nothing explains in stretches of a millisecond or more, ns
+    late_launches: int = 0  # pauses before work begins that was launched to an idle device, ns
     clocks_apart: int = 0
     data_parallel: bool = True
     on_host: bool = False

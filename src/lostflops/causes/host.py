@@ -13,9 +13,10 @@ from lostflops.recipes.idle.read_values import WAITS
 
 from .declared import BESIDE, COMPUTED_ON_CPU, EVALUATES, MADE_ON_CPU, ONE_BY_ONE, PROFILER, SLOWED
 from .given import BETWEEN, HOST_WAITS, OTHER_HOST, Given
+from .given import UNEXPLAINED as NOTHING_KNOWN
 from .idle.evaluation import evaluates_often
 from .idle.freed_memory import gives_memory_back
-from .idle.graphs import pauses_inside_graphs
+from .idle.graphs import OF_IDLE, launched_late, pauses_inside_graphs
 from .idle.made_tensors import computes_on_cpu, makes_tensors
 from .idle.micro_batches import launched_for_each_micro_batch
 from .idle.named import (
@@ -52,8 +53,6 @@ TOLD = (ONE_BY_ONE.name, EVALUATES.name, MADE_ON_CPU.name, COMPUTED_ON_CPU.name,
 UNTOLD_FROM = 0.5  # of what waiting costs, from which on it is said that no row tells what was done
 TO_BE_READ_FROM = 0.01  # of the step, from which on kernels that compute what is read are told
 SYNCS = 4  # waits per step, from which on they come from inside it
-# What is true of the idle time of one account alone.
-OF_IDLE = re.compile(r"of all step time, over|^upper limit:")
 # Of a step, in which another thread saves: such steps are compared with those in which hardly any does. How
 # many times as long the CPU pauses there, and what of the step that costs, from which on it is the saving's.
 SAVES_BESIDE, HARDLY, TIMES, SLOWED_FROM = 0.5, 0.1, 2, 0.03
@@ -95,6 +94,7 @@ def join_host(page: PageFindings) -> None:
     _detects_anomalies(page)
     _after_waits(page)
     pauses_inside_graphs(page)
+    launched_late(page)
     two_threads_launch(page)
     launched_for_each_micro_batch(page)
     _slowed_by_saving(page)
@@ -148,8 +148,14 @@ def _waits_in_steps(given: Given) -> tuple[int, int]:
 
 
 def _between(given: Given) -> int:
-    """What a host that runs ahead would hide of a mean step, ns."""
-    return sum(given.accounts.get(account, 0) for account in BETWEEN)
+    """What a host that runs ahead would hide of a mean step, ns; pauses of which nothing is known are not."""
+    known = sum(given.accounts.get(account, 0) for account in BETWEEN)
+    return max(0, known - given.long_unexplained // max(1, given.num_steps))
+
+
+def _in_long_pauses(given: Given) -> bool:
+    """Whether most of what nothing explains comes in pauses too long for what lies between two waits."""
+    return 2 * given.long_unexplained >= given.accounts.get(NOTHING_KNOWN, 0) * given.num_steps > 0
 
 
 def _waits_again_and_again(given: Given) -> bool:
@@ -168,13 +174,14 @@ def _synchronised_often(page: PageFindings) -> None:
     often, between = _waits_in_steps(given)[0], _between(given)
     if waits is None or not _waits_again_and_again(given) or not between:
         return
-    members = [finding for account in BETWEEN if (finding := page.about(account))]
+    accounts = tuple(account for account in BETWEEN if account != NOTHING_KNOWN or not _in_long_pauses(given))
+    members = [finding for account in accounts if (finding := page.about(account))]
     cost = waits.size + between
     told = tuple(fact for fact in waits.evidence if not OF_IDLE.search(fact))
     joined = page.absorb(waits, [])
     for member in members:
         page.drop(member)
-    parts = [part for account in (*joined.accounts, *BETWEEN) for part in names_of(page, account)]
+    parts = [part for account in (*joined.accounts, *accounts) for part in names_of(page, account)]
     page.replace(
         joined,
         made_of(
@@ -188,7 +195,7 @@ def _synchronised_often(page: PageFindings) -> None:
                     *told,
                     f"{milliseconds(between)} of it is launches and Python that a CPU that runs ahead hides",
                 ),
-                accounts=(*joined.accounts, *BETWEEN),
+                accounts=(*joined.accounts, *accounts),
             ),
             ((spoken(name), ns) for name, ns in parts),
         ),

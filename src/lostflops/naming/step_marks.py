@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 
 # A range that names a step: 'step 3', 'Iteration-12', 'train_step', 'training_batch#7', 'Epoch 1, step 3/90',
-# and Lightning's around a batch.
+# 'trainer.step[3]', and Lightning's around a batch.
 STEP_RANGE = (
-    r"(?i)^(?:ep(?:och)?[ _#:/=-]*\d{1,9}(?:/\d{1,9})?[ _,;:/|-]*)?(?:\[pl\]\[profile\]run_)?"
-    r"(?:train(?:ing)?|global)?[ _:/-]*(?:step|iter|iteration|batch)[ _#:/=-]*"
-    r"(?:(\d{1,15})(?: ?(?:/|of) ?\d{1,15})?)?$"
+    r"(?i)^[\[(<#]*(?:rank[ _#:/=-]*\d{1,9}[ _,;:/|-]*)?"
+    r"(?:ep(?:och)?[ _#:/=-]*\d{1,9}(?:/\d{1,9})?[ _,;:/|-]*)?(?:\[pl\]\[profile\])?"
+    r"(?:(?:trainer|megatron|engine)[ _.:/-]*)?(?:run[ _])?(?:train(?:ing)?|global)?[ _.:/-]*(?:one[ _-])?"
+    r"(?:step|iter|iteration|batch)[ _#:/=\[(-]*"
+    r"(?:(\d{1,15})(?: ?(?:/|of) ?\d{1,15})?)?[\])>]*$"
 )
 PROFILER_STEP = r"^ProfilerStep[#*](\d{1,15})$"
 

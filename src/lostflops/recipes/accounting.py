@@ -146,7 +146,9 @@ def idle_by_cause(
     returned = np.maximum(ended.launch_start, ended.launch_end)
     launched, orphaned = np.flatnonzero(returned > NEVER), np.flatnonzero(ended.orphan)
     waited = ended.begins[launched] - np.maximum(returned, began)[launched]
-    may_run = lost_between(rank, ended.before, ended.launch_start, lost(launches, kernels))
+    # Where nothing follows, what was launched until the gap ends may have run.
+    following = np.where(ended.begins > NEVER, ended.launch_start, end)
+    may_run = lost_between(rank, ended.before, following, lost(launches, kernels))
     known_idle = (waited < LONG) & ~may_run[launched]
     late = np.where(known_idle, NAMED.index(DEPENDENCY), NAMED.index(UNRECORDED))
     # Work whose launch is not in the trace tells nothing of the host, nor does a trace without the host.
@@ -457,13 +459,14 @@ def _ended_by(rank: Int, end: Int, ranks: pl.LazyFrame, work: pl.DataFrame | Non
         order = intervals.sorted_by(of, *(np.where(column == NEVER, LAST, column) for column in times))
         of, times = of[order], [column[order] for column in times]
         starts, ends = intervals.one_axis((of, times[0]), (rank, end))
-        place, there = _found(np.searchsorted(starts, ends), of, rank)
+        next_ = np.searchsorted(starts, ends)
+        place, there = _found(next_, of, rank)
         begins, launch_start, launch_end, thread = (np.where(there, c[place], NEVER) for c in times)
         # Of all that began earlier on the rank: streams need not run in the order of their launches.
         known = times[1] > NEVER
         lowest = int(times[1][known].min()) if known.any() else 0
         latest = intervals.running_most(np.where(known, times[1], lowest), of)
-        before = np.where(there & (place > 0) & (of[place - 1] == rank), latest[place - 1], NEVER)
+        before = np.where((next_ > 0) & (of[next_ - 1] == rank), latest[next_ - 1], NEVER)
     thread = np.where(thread == NEVER, main_thread, thread)
     orphan = ((thread == NEVER) | ((begins > NEVER) & (launch_start == NEVER))) & ~host_only
     return _Ended(begins, launch_start, launch_end, np.where(thread == NEVER, -1, thread), orphan, before)

@@ -13,6 +13,8 @@ from lostflops.intervals import NEVER, Int, filled
 from lostflops.naming.host_causes import captures
 
 LAUNCHES = r"Launch(?:Kernel|Cooperative)"
+# Calls that return when all is done that was launched before, those of one stream where there is only one.
+ALL_DONE, STREAM_DONE = r"(?i)(?:device|ctx)synchronize", r"(?i)(?:device|ctx|stream)synchronize"
 WORTH_TELLING = 0.02  # of the calls that launch a kernel
 
 
@@ -20,7 +22,8 @@ def launching(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl
     """The calls that launch a kernel: rank, start, and whether it was recorded (`ran`).
 
     What was called after the last call that has a kernel was still queued when the recording ended, and what
-    was called after the last one of a stream in use may have been. What is captured into a graph does not
+    was called after the last one of a stream in use may have been, unless a call waited for it. What is
+    captured into a graph does not
     run. Kernels that name no call are those of as many calls without one.
     """
     nothing = pl.DataFrame(schema={"rank": pl.Int32, "start": pl.Int64, "ran": pl.Boolean})
@@ -45,8 +48,11 @@ def launching(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl
         rows = rows.join(unnamed.collect(), on="rank", how="left").with_columns(
             ran=pl.col("ran") | (missed <= pl.col("_unnamed")).fill_null(False)
         )
-    rows = rows.join(_may_be_queued(rows.filter("ran")), on="rank").filter(
-        pl.col("start") <= pl.col("_after")
+    done = _done(launches, names, rows)
+    rows = (
+        rows.join(_may_be_queued(rows.filter("ran")), on="rank")
+        .join(done, on="rank", how="left")
+        .filter(pl.col("start") <= pl.max_horizontal("_after", "_done"))
     )
     if not rows["ran"].all():
         captured = captures(launches.select("rank", "thread", "start", "end", "name"), names).collect()
@@ -77,6 +83,21 @@ def _with_streams(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 
 
 WORK = ("rank", "correlation", "stream")
+
+
+def _done(launches: pl.LazyFrame, names: list[str], calls: pl.DataFrame) -> pl.DataFrame:
+    """Up to which moment all that was called has run by what waited for it, `_done`, for each rank."""
+    streams = calls.filter("ran").group_by("rank").agg(_one=pl.col("stream").n_unique() == 1)
+    waits = [name for name in names if re.search(STREAM_DONE, name)]
+    return (
+        launches.filter(pl.col("name").is_in(waits))
+        .select("rank", "start", _all=pl.col("name").cast(pl.String).str.contains(ALL_DONE))
+        .join(streams.lazy(), on="rank")
+        .filter(pl.col("_all") | pl.col("_one"))
+        .group_by("rank")
+        .agg(_done=pl.col("start").max())
+        .collect()
+    )
 
 
 def _may_be_queued(calls: pl.DataFrame) -> pl.DataFrame:

@@ -219,7 +219,7 @@ def _findings(page: Page, paths: str, framed: bool) -> Iterator[Markup]:
 def _finding(finding: Finding, page: Page, paths: str, picture: Markup | None) -> Iterator[Markup]:
     """What it costs, what it is made of, what to do, and only then what that could save."""
     claim = parted(one_line(headline(finding, page.run.is_whole), MOST_TEXT), finding)
-    yield tag("h3", [tag("b", text) if is_cost else join(text) for text, is_cost in claim])
+    yield tag("h3", [tag("b", text) if is_cost else coded(text) for text, is_cost in claim])
     if finding.contributors:
         largest = finding.contributors[:MOST_CONTRIBUTORS]
         yield tag("ul", [tag("li", coded(one_line(one, MOST_TEXT))) for one in largest], class_="made-of")

@@ -71,6 +71,7 @@ DEVICE_UNKNOWN = "device work not understood"
 WINDOW_LOST = "steps not recorded in full"
 GPU_SHARED = "another process works on the GPU"
 IMPOSSIBLE = tuple(f"{rows} with a negative duration" for rows in ("kernels", "copies", "GPU rows"))
+NO_TIME = "kernels without a duration"
 NO_LINK = "files that may be of several jobs"
 ONE_PER_DEVICE = "assigned, one per device of the process"  # where a rank's number is from
 SIMULATED, MADE_UP = "simulated job", "made by `lostflops lab simulate`, not recorded"

@@ -195,6 +195,8 @@ def gather(
         micro_batches=0 if on_host else total("micro_batches", in_turn),
         beside_work=total("beside_work", lambda session, _: _beside_work(session)) if not on_host else 0,
         between_nodes=0 if on_host else total("between_nodes", summed(of_some_ranks.BETWEEN_NODES)),
+        long_unexplained=0 if on_host else total("long_unexplained", summed(of_some_ranks.LONG_UNEXPLAINED)),
+        late_launches=0 if on_host else total("late_launches", summed(of_some_ranks.LATE_LAUNCHES)),
         # All kernels, so only where values are read at a cost.
         to_be_read=total("to_be_read", lambda _, counted: computed_to_be_read(trace, counted))
         if not on_host and any(f.name == HOST_WAITS for a in answers.values() for f in a.findings)

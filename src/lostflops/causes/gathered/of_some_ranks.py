@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import polars as pl
 
 from lostflops import intervals
-from lostflops.causes.given import CHECKPOINT, NAMES, OTHER_HOST
+from lostflops.causes.given import CHECKPOINT, NAMES, OTHER_HOST, UNEXPLAINED
 from lostflops.recipes.compute.of_ranks import flops_in_steps
 from lostflops.recipes.host.launching_threads import launches_beside
 from lostflops.recipes.host.saving import held_up_by_async, with_proofs
 from lostflops.recipes.idle.evaluations import in_evaluations
-from lostflops.recipes.idle.gaps import between_nodes
+from lostflops.recipes.idle.gaps import after_late_launches, between_nodes
 from lostflops.recipes.idle.made_tensors import made_on_cpu
 from lostflops.recipes.idle.read_values import reads_after_passes
 from lostflops.recipes.idle.updates import in_updates_of_some
@@ -57,9 +57,18 @@ def names_of(trace: Trace, told: Sequence[tuple[pl.DataFrame, pl.DataFrame]]) ->
 
 def in_long_pauses(trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame | None) -> int:
     """How much of the host's other work comes in stretches of a millisecond or more, ns."""
+    return _in_long(OTHER_HOST, counted, stretches)
+
+
+def in_long_unexplained(trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame | None) -> int:
+    """How much of what nothing explains comes in stretches of a millisecond or more, ns."""
+    return _in_long(UNEXPLAINED, counted, stretches)
+
+
+def _in_long(account: str, counted: pl.DataFrame, stretches: pl.DataFrame | None) -> int:
     if stretches is None:
         return 0
-    other = stretches.filter(pl.col("account") == OTHER_HOST).join(counted, on=["rank", "step"], how="semi")
+    other = stretches.filter(pl.col("account") == account).join(counted, on=["rank", "step"], how="semi")
     length = pl.col("end") - pl.col("start")
     pauses = intervals.union(other.lazy(), ["rank"]).filter(length >= LONG)
     return int(pauses.select(length.sum()).collect().item() or 0)
@@ -71,9 +80,16 @@ def pauses_between_nodes(trace: Trace, counted: pl.DataFrame, stretches: pl.Data
     return 0 if stretches is None or kernels is None else between_nodes(stretches, kernels, counted)
 
 
+def latency_of_late_launches(trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame | None) -> int:
+    """As `after_late_launches` tells it."""
+    return 0 if stretches is None else after_late_launches(stretches, counted)
+
+
 NAMED = Fold(named_idle, IDLE)
 LONG_PAUSES = Fold(in_long_pauses, IDLE)
+LONG_UNEXPLAINED = Fold(in_long_unexplained, IDLE)
 BETWEEN_NODES = Fold(pauses_between_nodes, IDLE)
+LATE_LAUNCHES = Fold(latency_of_late_launches, IDLE)
 UPDATED = Fold(in_updates_of_some, IDLE)
 EVALUATED = Fold(in_evaluations, IDLE)
 MADE_ON_CPU = Fold(made_on_cpu, IDLE)
@@ -87,7 +103,7 @@ WEIGHT_CASTS = Fold(weight_casts)
 HELD_BY_ASYNC = Fold(held_up_by_async)
 RUN_AGAIN = Fold(run_again_on_device)
 ALL = (
-    *(NAMED, LONG_PAUSES, BETWEEN_NODES, UPDATED, EVALUATED, MADE_ON_CPU, LAUNCHED_BESIDE),
+    *(NAMED, LONG_PAUSES, BETWEEN_NODES, LATE_LAUNCHES, UPDATED, EVALUATED, MADE_ON_CPU, LAUNCHED_BESIDE),
     *(FLOPS, MICRO_BATCHES, READ_AFTER_PASSES, LOSS_WORK, WEIGHT_CASTS, HELD_BY_ASYNC),
-    *(RUN_AGAIN, GIVEN_BACK),
+    *(RUN_AGAIN, GIVEN_BACK, LONG_UNEXPLAINED),
 )

@@ -26,7 +26,7 @@ from lostflops.ingest.one_of_several import of_device
 from lostflops.ingest.part import Part, write_tables
 from lostflops.ingest.steps.marks import find_steps, outside
 from lostflops.ingest.times.broken_times import surroundings
-from lostflops.ingest.times.overrun import ended_in_order
+from lostflops.ingest.times.overrun import begun_in_order, ended_in_order
 from lostflops.naming.classification import copy_facts, kernel_facts
 from lostflops.store.trace import ONE_PER_DEVICE
 from lostflops.tables import NAME
@@ -103,12 +103,15 @@ class Assembly:
         if calls is not None:
             calls, (kernels, copies) = apart(calls, kernels, copies)
         self._require_durations(kernels, copies)
+        kernels, copies = ended_in_order(self.notes.rows, kernels, copies)
         if kernels is not None:
-            facts = ended_in_order(self._kernel_facts(kernels), self.notes.rows)
-            kernels = attribute(facts, calls, tree)
+            self.notes.no_time(kernels, reader.negative_on_device)
+            kernels = attribute(self._kernel_facts(kernels), calls, tree)
+            kernels = begun_in_order(kernels, "kernels", self.notes.rows)
             self.notes.launches(kernels)
         if copies is not None:
             copies = attribute(self._copy_facts(copies, calls), calls, tree).drop("phase")
+            copies = begun_in_order(copies, "copies", self.notes.rows)
         if calls is not None:
             self.notes.captured(calls, kernels, copies)
         talk = self._communication(kernels, copies, operators, ranges)

@@ -13,7 +13,15 @@ from lostflops.ingest.kineto.events import Decoder, Event
 from lostflops.ingest.kineto.header import Header, items
 from lostflops.ingest.kineto.stream import EventStream
 from lostflops.naming.host_causes import captures
-from lostflops.store.trace import DEVICE_UNKNOWN, GPU_WORK_LOST, MADE_UP, REPLAYED, SIMULATED, Quality
+from lostflops.store.trace import (
+    DEVICE_UNKNOWN,
+    GPU_WORK_LOST,
+    MADE_UP,
+    NO_TIME,
+    REPLAYED,
+    SIMULATED,
+    Quality,
+)
 
 DROPPED_RECORDS = re.compile(r"(?i)dropped\s+(\d{1,12})\s+activity records")
 # Calls after which a GPU has something to do.
@@ -102,6 +110,12 @@ class Notes:
             self.add(
                 "damaged metadata", 1, "the JSON around the events is broken; some of it was read", "warning"
             )
+
+    def no_time(self, kernels: pl.DataFrame, negative: int) -> None:
+        """Kernels that end as they begin, where times are of nanoseconds: each takes hundreds of those."""
+        timeless = kernels.filter(pl.col("start") == pl.col("end")).height - negative
+        if timeless > 0 and bool((kernels["start"] % 1000 != 0).any()):
+            self.add(NO_TIME, timeless, "how long they ran is not known", "warning", kernels.height)
 
     def launches(self, kernels: pl.DataFrame) -> None:
         lost = kernels["launch_start"].null_count()

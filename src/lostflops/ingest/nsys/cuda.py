@@ -6,7 +6,7 @@ import polars as pl
 
 from lostflops.ingest.nsys.export import THREAD_BITS, Export, thread_of
 from lostflops.ingest.nsys.rows import usable
-from lostflops.store.trace import Quality
+from lostflops.store.trace import NO_TIME, Quality
 from lostflops.tables import NAME, UNLISTED_GRAPH
 
 GPU_WORK = (
@@ -90,7 +90,12 @@ SYNCHRONISATIONS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4
 def kernels(export: Export, process: int | None, orphans: bool, quality: list[Quality]) -> pl.DataFrame:
     """The kernels of a process, and its whole-graph launches as kernels of unknown content."""
     rows = export.read("CUPTI_ACTIVITY_KIND_KERNEL", process=process, orphans=orphans)
+    no_time = rows.filter(pl.col("start") == pl.col("end"), pl.col("start") != 0).height
     rows = usable(rows, "kernels", quality)
+    if no_time:  # the times are of nanoseconds, and a kernel takes hundreds
+        quality.append(
+            Quality(None, NO_TIME, no_time, "how long they ran is not known", "warning", rows.height)
+        )
     for column, name in (("demangledName", "_long"), ("shortName", "_short"), ("mangledName", "_mangled")):
         rows = export.named(rows, column, name)
     unnamed = rows.filter(pl.all_horizontal(pl.col("_long", "_short", "_mangled").is_null())).height

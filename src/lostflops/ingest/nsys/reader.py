@@ -33,7 +33,7 @@ from lostflops.ingest.nsys.target import Devices, NsysRecording, TargetGpu, mpi_
 from lostflops.ingest.one_of_several import OnGpu, of_device, ranks
 from lostflops.ingest.part import Part, Process, write_tables
 from lostflops.ingest.steps.marks import find_steps, outside
-from lostflops.ingest.times.overrun import ended_in_order
+from lostflops.ingest.times.overrun import begun_in_order, ended_in_order
 from lostflops.naming.classification import kernel_facts
 from lostflops.store.trace import ONE_PER_DEVICE, Quality
 from lostflops.tables import FAMILY, NAME, TABLES
@@ -253,7 +253,7 @@ class _Process:
         # Before ranges left open are closed at the end of these.
         (launches, kernels, copies), far = near([launches, kernels, copies])
         kernels, copies = cuda.own_streams(kernels, copies)
-        kernels = ended_in_order(kernels, quality)
+        kernels, copies = ended_in_order(quality, kernels, copies)
         tell(0.4)
         last = max((int(t["end"].max()) for t in (launches, kernels, copies) if t.height), default=None)  # pyright: ignore[reportArgumentType]
         marks = nvtx(export, process, orphans, last)
@@ -268,6 +268,8 @@ class _Process:
         launches, (kernels, copies) = apart(launches, kernels, copies)
         kernels = attribute(_with_facts(kernels), launches, tree)
         copies = attribute(copies, launches, tree).drop("phase")
+        kernels = begun_in_order(kernels, "kernels", quality)
+        copies = begun_in_order(copies, "copies", quality)
         self._note_launches(kernels)
         around = nccl.Surroundings(calls, marks.ranges, operators)
         kernels, by_kernel = nccl.on_kernels(kernels, around)

@@ -277,7 +277,8 @@ def _marked(
         .with_columns(text=pl.col("name").cast(pl.String))
         .with_columns(step=pl.col("text").str.extract(pattern, 1).cast(pl.Int64, strict=False))
     )
-    marks = _outermost(_of_one_thread(marks, launching))
+    marks = _of_one_thread(marks, launching)
+    marks = marks.sort("start") if _are_numbered_in_a_row(marks) else _outermost(marks)
     if marks.height < at_least:
         return None
     numbers = marks["step"]
@@ -330,6 +331,13 @@ def _outermost(marks: pl.DataFrame) -> pl.DataFrame:
     marks = marks.sort("start", pl.col("end"), descending=[False, True])
     reach = pl.col("end").cum_max().shift(1).fill_null(pl.lit(-(2**62)))
     return marks.filter((pl.col("start") >= reach) | (pl.col("end") > reach))
+
+
+def _are_numbered_in_a_row(marks: pl.DataFrame) -> bool:
+    """Whether marks of one text count up: then one that holds the next ends later than is true."""
+    numbers = marks.sort("start")["step"]
+    alike = marks["text"].str.replace_all(r"\d+", "").n_unique() == 1
+    return alike and numbers.null_count() == 0 and bool((numbers.diff().drop_nulls() == 1).all())
 
 
 def _optimizer_range_ends(

@@ -15,8 +15,8 @@ it waits for them they belong to the step that launched them, where it does not 
 streams of their own decide nothing: a checkpoint that drains for half a second makes no step longer.
 
 Work without a recorded launch was launched when its predecessor on its stream was, or, where nothing ran for
-long before it, when it began; without a predecessor, on the main stream before the recording. Where most work
-has no launch, though the recording had begun, the host's marks stay.
+long before it or calls were no longer recorded, when it began; without a predecessor, on the main stream
+before the recording. Where most work has no launch, though the recording had begun, the host's marks stay.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ LONG = 1_000_000  # ns
 # What was queued begins within microseconds of the end of what it waits for, and not on a device that did
 # nothing for so long.
 IDLE = 100_000  # ns
+# So much work without a launch after all calls, and this share of all, says that calls are missing there.
+MANY_UNTOLD, MUCH_UNTOLD = 16, 0.05
 MOST_COMPARED = 16  # steps with the first
 FEWEST_LAUNCHED = 0.5  # of the device's rows: with fewer launches, boundaries stay where the host marked them
 # From this share of a step on, the device was behind when the recording began.
@@ -101,7 +103,7 @@ def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> DeviceWor
     if rows["launch_start"].null_count():
         idle = pl.col("start") - pl.col("end").cum_max().shift(1) >= IDLE
         seen = pl.col("launch_start").is_not_null().cum_max().over("device", "stream")
-        known = pl.coalesce(known, pl.when(idle & seen).then("start"))
+        known = pl.coalesce(known, pl.when((idle | _after_calls(rows)) & seen).then("start"))
         known = known.forward_fill().over("device", "stream")
     rows = rows.with_columns(
         main=main, launched=pl.col("launch_start").is_not_null(), launch=known
@@ -127,6 +129,15 @@ def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> DeviceWor
         is_main,
         rows["beside"].to_numpy(),
     )
+
+
+def _after_calls(rows: pl.DataFrame) -> pl.Expr:
+    """Whether work begins when calls were no longer recorded: much of it after all of them has no launch."""
+    last = rows["launch_start"].max()
+    ended = pl.col("launch_start").is_null() & (pl.col("start") > pl.lit(last, pl.Int64))
+    behind = pl.col("launch_start").is_not_null().cum_max(reverse=True).over("device", "stream")
+    tail = ended & ~behind
+    return (tail & (tail.sum() >= MANY_UNTOLD) & (tail.sum() >= MUCH_UNTOLD * pl.len())).fill_null(False)
 
 
 def _rows(table: pl.DataFrame, is_kernel: bool) -> pl.DataFrame:

@@ -194,3 +194,15 @@ def between_nodes(stretches: pl.DataFrame, kernels: pl.LazyFrame, counted: pl.Da
     pauses = stretches.filter(account="idle.dependency").join(counted, on=["rank", "step"], how="semi").lazy()
     ended = pauses.join(later, left_on=["rank", "end"], right_on=["rank", "start"], how="semi")
     return int(ended.select((pl.col("end") - pl.col("start")).sum()).collect().item())
+
+
+def after_late_launches(stretches: pl.DataFrame, counted: pl.DataFrame) -> int:
+    """How long work that was launched when the device had nothing left to do takes to begin, ns in all.
+
+    `stretches` is the table of `idle_causes`, `counted` has rank and step of the steps that count.
+    """
+    here = stretches.join(counted, on=["rank", "step"], how="semi")
+    on_its_way = here.filter(account="idle.dependency")
+    launching = here.filter(account="idle.launch_bound").select("rank", "gap", start="end")
+    late = on_its_way.join(launching, on=["rank", "gap", "start"], how="semi")
+    return int(late.select((pl.col("end") - pl.col("start")).sum()).item() or 0)

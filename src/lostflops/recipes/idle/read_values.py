@@ -7,6 +7,7 @@ import polars as pl
 from lostflops.recipes.compute.flops import MATRIX_WORK
 from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.store.trace import Trace
+from lostflops.tables import UNLISTED_GRAPH
 
 # Calls that wait for the device: HIP reads values with copies that return when done.
 WAITS = (
@@ -55,7 +56,7 @@ def computed_to_be_read(trace: Trace, counted: pl.DataFrame) -> int:
         kernels.filter(
             pl.col("launch_start").is_not_null(), pl.col("family").cast(pl.String) != "communication"
         )
-        .select(*of, "start", "family", at="launch_start", ns=pl.col("end") - pl.col("start"))
+        .select(*of, "start", "family", "name", at="launch_start", ns=pl.col("end") - pl.col("start"))
         .sort("start")
         .collect()
         .join_asof(
@@ -66,7 +67,9 @@ def computed_to_be_read(trace: Trace, counted: pl.DataFrame) -> int:
     )
     before = launched.join_asof(waits, on="at", by=of, check_sortedness=False).drop_nulls("wait")
     after = before.join_asof(waits, on="at", by=of, strategy="forward", check_sortedness=False)
-    of_model = pl.col("family").cast(pl.String).is_in(MATRIX_WORK).any()
+    # A graph that lists no kernels may hold a whole model.
+    unlisted = pl.col("name").cast(pl.String) == UNLISTED_GRAPH
+    of_model = (pl.col("family").cast(pl.String).is_in(MATRIX_WORK) | unlisted).any()
     each = after.drop_nulls("wait_right").group_by("wait")
     told = each.agg(pl.col("ns").sum(), kernels=pl.len(), of_model=of_model)
     return int(told.filter(pl.col("kernels") <= FEW, ~pl.col("of_model"))["ns"].sum())

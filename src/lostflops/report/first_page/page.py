@@ -131,6 +131,8 @@ class Page:
         most = max(losses, key=lambda loss: loss.ns, default=None)
         if most is not None and self.budget and 1000 * most.ns >= LARGE_PER_MILLE * self.budget.ns:
             label = "idle time" if most.account == "idle" else most.label
+            if most.account == "copy" and any(s.recipe == "copy_summary_by_time" for s in self.skipped):
+                return f"{label} is {most.share} of the {self.run.span}: no kernels are here to hide them."
             return (
                 f"{label} is {most.share} of the {self.run.span}, but none of its causes is large by itself."
             )
@@ -215,7 +217,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
         apart = _kept_notes(session, "page_other_runs", lambda: _other_runs(trace, session, run, counting))
     found = tuple(map(doubted, found)) if lost else found
     impossible = [*impossible_times(trace)]
-    found = tuple(map(without_times, found)) if impossible else found
+    found = tuple(without_times(finding, impossible) for finding in found) if impossible else found
     beside = is_shared(trace.manifest.quality)
     found = tuple(map(beside_others, found)) if beside else found
     profiler = _kept_notes(session, "page_profiler", partial(_profiler, trace, session, steps, counting))
@@ -223,7 +225,9 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
     if "launch_latency" in by_name:
         before = by_name["launch_latency"].table["worst_before_launch"].max()
         found = with_clocks(found, before if isinstance(before, int) else None)
-    said = _verdict(trace, run, spent, skipped, by_name, found, in_graphs / max(1, kernel_time))
+    said = _verdict(
+        trace, run, spent, skipped, by_name, found, in_graphs / max(1, kernel_time), bool(lost or impossible)
+    )
     told = facts.known(trace, run, spent, windows, by_name, step_notes.tell_the_period(steps, counting))
     return Page(
         lostflops=__version__,
@@ -378,13 +382,14 @@ def _verdict(
     by_name: Mapping[str, Answer],
     found: tuple[Finding, ...],
     in_graphs: float,
+    is_doubtful: bool,
 ) -> str:
     if not _rows(trace, "kernels", "copies", "collectives"):
         if _rows(trace, "step_log"):
             return _verdict_of_the_log(by_name)
         if run.formats == {"monitor"}:
             return "Only a monitor's samples were recorded: where the steps' time went is not known."
-        if not _rows(trace, "operators"):
+        if not _rows(trace, "operators") and (spent is None or not found):
             return "This recording holds neither GPU work nor operators: there is nothing to account for."
         return "Only the CPU side of this run was recorded: there is no GPU work to account for."
     if spent is None:
@@ -394,7 +399,7 @@ def _verdict(
         return f"There is no ledger of this recording: {reason}."
     costliest = max(found, key=lambda f: (not causes.is_of_recording(f), f.size), default=None)
     first = found[0] if found and bounds(found[0], spent) else costliest
-    return verdict(spent, run.on_host, run.bounds or run.span, first, _unseen(run), in_graphs)
+    return verdict(spent, run.on_host, run.bounds or run.span, first, _unseen(run), in_graphs, is_doubtful)
 
 
 def _verdict_of_the_log(by_name: Mapping[str, Answer]) -> str:

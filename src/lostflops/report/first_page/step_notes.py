@@ -324,7 +324,7 @@ def uncovered(session: Session, steps: pl.DataFrame) -> Iterator[str]:
     if before + after < WORTH_TELLING * whole:
         return
     of = f" of rank {rank}" if by_rank.height > 1 else ""
-    parts = ((before, "before the first step"), (after, "after the last"))
+    parts = ((before, "before the first step"), (after, f"after the last{'' if before else ' step'}"))
     said = " and ".join(f"for {milliseconds(ns)} {when}" for ns, when in parts if ns)
     yield f"The GPU{of} works {said} ({percent(before + after, whole)} of its work): that is in no account."
 

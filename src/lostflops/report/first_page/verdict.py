@@ -24,6 +24,7 @@ NAMES: Mapping[str, str] = {
 
 BARELY = 0.5  # of what the first finding costs: a group of accounts that holds less is not what it is about
 SAVES = re.compile(r" while the CPU saves a checkpoint\.$|^Checkpoints hold ")  # and does not log
+UNRECORDED, ON_ITS_WAY = "idle.unrecorded", "idle.dependency"
 UNSPLIT = "communication.exposed"  # waiting or transfer
 # A loss that is so many times as large as the first finding, and not about it, leads the verdict.
 FAR_LARGER = 2
@@ -36,20 +37,22 @@ def verdict(
     first: Finding | None = None,
     unseen: str = "",
     in_graphs: float = 0.0,
+    is_doubtful: bool = False,
 ) -> str:
     """What bounds the mean step, in one sentence.
 
     The only cause that it names is that of `first`, the finding that leads the page or costs most: a loss
     that has no finding is told by its size alone. `unseen` is a clause on work that was not recorded, and
     then only the host's side can be told. `in_graphs` is the share of kernel time in CUDA graphs of which
-    nobody knows whether they compute.
+    nobody knows whether they compute. `is_doubtful`: some of the GPU's work, or how long it took, was lost,
+    so that what seems idle may be that work.
     """
     length = f"{milliseconds(budget.mean)} {span}"
     compute = budget.of("compute")
     if first is not None and SAVES.search(first.claim):
         # The account is of logs as well.
         plain = replace(first, claim="")
-        said = verdict(budget, on_host, span, plain, unseen, in_graphs)
+        said = verdict(budget, on_host, span, plain, unseen, in_graphs, is_doubtful)
         return said.replace("checkpoints or logging", "checkpoints").replace(
             "checkpoints and logging", "checkpoints"
         )
@@ -62,16 +65,16 @@ def verdict(
     losses = sorted((g for g in budget.groups if g.account != "compute"), key=lambda g: -g.ns)
     large = [loss for loss in losses if 1000 * loss.ns >= BOUND_PER_MILLE * budget.ns]
     if first is not None and bounds(first, budget) and not _is_dwarfed(first, large, budget):
-        return _bound_by(first, budget, on_host, length)
+        return _bound_by(first, budget, on_host, length, is_doubtful)
     cause = f"; the largest cause is {_noun(first)}, {_share(first, budget)}" if first is not None else ""
     if large and first is not None and first.name in verdicts() and _is_main(large[0], budget, first):
         own = verdicts()[first.name]
         if not own.outside:
             return f"{own.job}: {_share(first, budget)} of the {length} is {_time(first)}."
     if large:
-        name, named = _sized(large[0], budget, first)
+        name, named = _sized(large[0], budget, first, is_doubtful)
         named = named or (first is not None and _noun(first) == large[0].label)  # it is no cause of itself
-        return f"{name}: {_loss(large[0], on_host, length, budget)}{'' if named else cause}."
+        return f"{name}: {_loss(large[0], on_host, length, budget, is_doubtful)}{'' if named else cause}."
     listless = f"{percent(in_graphs, 1)} of kernel time is in CUDA graphs that list no kernels"
     if 2 * in_graphs >= 1:
         return f"What bounds this job is not in the recording: {listless}."
@@ -99,7 +102,7 @@ def _is_dwarfed(first: Finding, large: Sequence[Line], budget: Budget) -> bool:
     return others > FAR_LARGER * first.size * budget.num_windows
 
 
-def _bound_by(first: Finding, budget: Budget, on_host: bool, length: str) -> str:
+def _bound_by(first: Finding, budget: Budget, on_host: bool, length: str, is_doubtful: bool) -> str:
     """The verdict where the first finding is large enough to name it."""
     late = _late(first, budget, length)
     if late:
@@ -116,7 +119,10 @@ def _bound_by(first: Finding, budget: Budget, on_host: bool, length: str) -> str
     if loss is None or (name and copies and loss.ns < BARELY * first.size * budget.num_windows):
         # Most of what it costs are copies, as of a checkpoint.
         return f"{name}: {_share(first, budget)} of the {length} is {_noun(first)}."
-    return f"{name or _loss_name(loss, budget)}: {_loss(loss, on_host, length, budget)}."
+    if is_doubtful and first.accounts[0] == ON_ITS_WAY:  # for as long as what was lost may have run
+        name = NAMES[UNRECORDED]
+    name = name or _loss_name(loss, budget, is_doubtful)
+    return f"{name}: {_loss(loss, on_host, length, budget, is_doubtful)}."
 
 
 def _called(account: str) -> str:
@@ -124,14 +130,14 @@ def _called(account: str) -> str:
     return NAMES.get(account) or NAMES.get(account.partition(".")[0], "")
 
 
-def _sized(loss: Line, budget: Budget, first: Finding | None) -> tuple[str, bool]:
+def _sized(loss: Line, budget: Budget, first: Finding | None, is_doubtful: bool) -> tuple[str, bool]:
     """What a loss is called that the first finding is too small to name, and whether that names its cause."""
     main = _main(loss, budget)
     mine = first is not None and main and first.accounts[:1] == (main,)
     # That ranks wait is measured; why the GPU idles is a finding's to say.
     if mine or (first is None and loss.account != "idle"):
-        return _called(main) or _loss_name(loss, budget), bool(mine)
-    return _loss_name(loss, budget), False
+        return _called(main) or _loss_name(loss, budget, is_doubtful), bool(mine)
+    return _loss_name(loss, budget, is_doubtful), False
 
 
 def _is_main(loss: Line, budget: Budget, first: Finding) -> bool:
@@ -140,7 +146,9 @@ def _is_main(loss: Line, budget: Budget, first: Finding) -> bool:
     return bool(main) and first.accounts[:1] == (main,)
 
 
-def _loss_name(loss: Line, budget: Budget) -> str:
+def _loss_name(loss: Line, budget: Budget, is_doubtful: bool) -> str:
+    if loss.account == "idle" and is_doubtful:
+        return NAMES[UNRECORDED]
     if loss.account == "idle":
         return "Mostly idle" if 2 * loss.ns >= budget.ns else "Partly idle"
     return NAMES.get(loss.account) or loss.label.capitalize()
@@ -199,10 +207,10 @@ def _main(worst: Line, budget: Budget) -> str:
     return main.account if 2 * main.ns >= worst.ns else ""
 
 
-def _loss(worst: Line, on_host: bool, length: str, budget: Budget) -> str:
+def _loss(worst: Line, on_host: bool, length: str, budget: Budget, is_doubtful: bool) -> str:
     if worst.account == "idle":
         # What was not recorded may be work.
-        is_or_seems = "seems" if _main(worst, budget) == "idle.unrecorded" else "is"
+        is_or_seems = "seems" if is_doubtful or _main(worst, budget) == UNRECORDED else "is"
         nothing = "nothing computes" if on_host else f"the GPU {is_or_seems} idle"
         return f"{nothing} for {worst.share} of the {length}"
     what = "copies that nothing hides" if worst.account == "copy" else worst.label

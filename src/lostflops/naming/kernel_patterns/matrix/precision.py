@@ -98,6 +98,14 @@ _MATRIX = (
         r"nvjet_\w{1,12}?_(tf32)_", _WORDS, "cuBLASLt since Hopper", "nvjet_sss_tf32_128x256_TNT", "tf32"
     ),
     PrecisionRule(
+        r"xmma_[a-z_]*_f32f32_(tf32)f32_",
+        _WORDS,
+        "cuBLAS since Ampere: operands in memory first, then as they are multiplied",
+        "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_warpgroupsize1x1x1_execute_segment_k_off_"
+        "kernel__5x_cublas",
+        "tf32",
+    ),
+    PrecisionRule(
         r"xmma_[a-z_]*_(tf32|bf16|f16|f32|f64|e4m3|e5m2|i8|s8|u8)",
         _WORDS,
         "cuBLAS and cuDNN since Ampere: operands first",

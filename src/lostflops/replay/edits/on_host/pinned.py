@@ -15,8 +15,8 @@ from ...recorded import RecordedJob
 
 LARGE = 256 << 10  # bytes from which on a copy tells the speed of its link
 UNKNOWN = (
-    "copies from pinned memory are faster, too, which is not counted: neither the run nor the GPU's name "
-    "tells their speed. Give it, 'pinned=25GB/s'"
+    "neither the run nor the GPU's name tells how fast copies from pinned memory are: give their speed, "
+    "'pinned=25GB/s'"
 )
 
 
@@ -30,6 +30,10 @@ def made(typed: Typed) -> Edit:
         rows = rows[in_steps(job, known.steps, 2 * rows)]
         if not len(rows):
             return Edited(lags, refused="no copy to the device comes from pageable memory in the steps")
+        found = _rate(job, known, given)
+        if found is None:
+            return Edited(lags, refused=UNKNOWN)
+        rate, doubt, surely = found
         call = operations["call"].to_numpy()[rows].astype(np.int64)
         is_call = np.zeros(operations.height, bool)
         is_call[call] = True
@@ -40,13 +44,9 @@ def made(typed: Typed) -> Edit:
         staged = (edges.kind == Kind.STAGING) & np.isin(edges.target // 2, rows)
         waits = (edges.kind == Kind.SYNC) & np.isin(edges.target // 2, call)
         changed[staged | waits] = REMOVED
-        rate, doubt, surely = _rate(job, known, given)
         moves = np.flatnonzero((edges.kind == Kind.DEVICE) & np.isin(edges.source // 2, rows))
-        if rate:
-            moved = operations["bytes"].to_numpy()[edges.source[moves] // 2]
-            changed[moves] = np.minimum(lags[moves], np.rint(1e9 * np.nan_to_num(moved) / rate)).astype(
-                np.int64
-            )
+        moved = operations["bytes"].to_numpy()[edges.source[moves] // 2]
+        changed[moves] = np.minimum(lags[moves], np.rint(1e9 * np.nan_to_num(moved) / rate)).astype(np.int64)
         longer = np.zeros(len(lags), np.int64)
         if not surely:
             longer[moves] = lags[moves] - changed[moves]
@@ -64,9 +64,9 @@ def made(typed: Typed) -> Edit:
     return Edit(typed.text, "copies to the device came from pinned memory", apply, on_host=False)
 
 
-def _rate(job: RecordedJob, known: Known, given: int | None) -> tuple[float, str, bool]:
-    """Bytes per second of copies from pinned memory, 0 where unknown; where that is from; and whether it is
-    that of this machine."""
+def _rate(job: RecordedJob, known: Known, given: int | None) -> tuple[float, str, bool] | None:
+    """Bytes per second of copies from pinned memory, where that is from, and whether it is that of this
+    machine; None where it is not known."""
     if given:
         return given, "the speed of the copies is the one given", True
     into = job.operations.filter(
@@ -84,7 +84,7 @@ def _rate(job: RecordedJob, known: Known, given: int | None) -> tuple[float, str
     links = {host_link(gpu) for gpu in known.gpus}
     link = links.pop() if len(links) == 1 else None
     if link is None:
-        return 0, UNKNOWN, True
+        return None
     named = f"{link[0]}, the link that such a GPU usually has: the run has no large copy from pinned memory"
     return link[1], f"copied at {link[1] / 1e9:.3g} GB/s, of {named}", False
 

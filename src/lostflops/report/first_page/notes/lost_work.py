@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import polars as pl
@@ -10,11 +10,12 @@ import polars as pl
 from lostflops.finding import Finding, percent
 from lostflops.recipes.lost_kernels import WORTH_TELLING, launching
 from lostflops.session import Fold, Session
-from lostflops.store.trace import IMPOSSIBLE, OPENED, Trace
+from lostflops.store.trace import IMPOSSIBLE, NO_TIME, OPENED, Trace
 
-UNRECORDED = "idle.unrecorded"
+UNRECORDED, ON_ITS_WAY = "idle.unrecorded", "idle.dependency"
+ONCE_MORE = "Export the report again, or record again."
 AGAIN = "Record fewer steps, or less at a time (no stacks, no shapes): the profiler lost kernels."
-MAY_HAVE_RUN = "The GPU may have worked meanwhile: some of its work ends before it begins, as recorded."
+MAY_HAVE_RUN = "The GPU may have worked meanwhile: some of its work {}, as recorded."
 MAY_BE_WORK = "The GPU may have worked meanwhile: kernels of some launches were not recorded."
 
 
@@ -44,22 +45,28 @@ def lost_calls(trace: Trace, counted: pl.DataFrame) -> tuple[int, int]:
 
 
 def impossible_times(trace: Trace) -> Iterator[str]:
-    """That much GPU work ends before it begins, as it was recorded: how long it took is not known."""
-    told = [fact for fact in trace.manifest.quality if fact.name in IMPOSSIBLE and fact.of]
-    many, every = sum(fact.count for fact in told), sum(fact.of or 0 for fact in told)
-    if many and many >= WORTH_TELLING * every:
-        yield (
-            f"{many:,} of {every:,} rows of GPU work ({percent(many, every)}) end before they begin: how "
-            "long they ran is not known, and what seems idle may be that work. Export the report again, or "
-            "record again."
-        )
+    """That much GPU work ends before or as it begins, as it was recorded: how long it took is not known."""
+    for names, what, end in (
+        (IMPOSSIBLE, "rows of GPU work", "end before they begin"),
+        ((NO_TIME,), "kernels", "end as they begin"),
+    ):
+        told = [fact for fact in trace.manifest.quality if fact.name in names and fact.of]
+        many, every = sum(fact.count for fact in told), sum(fact.of or 0 for fact in told)
+        if many and many >= WORTH_TELLING * every:
+            yield (
+                f"{many:,} of {every:,} {what} ({percent(many, every)}) {end}: how long they ran is not "
+                f"known, and what seems idle may be that work. {ONCE_MORE}"
+            )
 
 
-def without_times(finding: Finding) -> Finding:
-    """A finding about idle time, doubted where GPU work has no length."""
+def without_times(finding: Finding, notes: Sequence[str]) -> Finding:
+    """A finding about idle time, doubted where GPU work has no length, as one of `notes` tells."""
     if not finding.is_of_idle_time:
         return finding
-    return finding.with_doubt(MAY_HAVE_RUN)
+    before = any("end before they begin" in note for note in notes)
+    if finding.accounts[0] == ON_ITS_WAY:  # for as long as such work may have run
+        finding = replace(finding, next=ONCE_MORE, remedies=())
+    return finding.with_doubt(MAY_HAVE_RUN.format(f"ends {'before' if before else 'as'} it begins"))
 
 
 LOST = Fold(lost_calls, of_all_steps=True)

@@ -17,7 +17,7 @@ def shared(quality: Sequence[Quality], ranks: int) -> Iterator[str]:
             yield f"Another process works on {whose}: {fact.text}."
 
 
-UNRECORDED = ACCOUNTS["idle.unrecorded"]
+UNRECORDED, ON_ITS_WAY = ACCOUNTS["idle.unrecorded"], ACCOUNTS["idle.dependency"]
 SHARES = "Not alone on its GPU"
 OR_OTHERS = "or does other work, as of the process that shares it"
 ALONE = "Give each process a GPU of its own, or a slice of one (MIG), and record again."
@@ -33,10 +33,17 @@ def beside_others(finding: Finding) -> Finding:
     explains, and what a remedy gains may be its."""
     if finding.accounts[:1] == (UNRECORDED.name,) and UNRECORDED.loss:
         return replace(finding, claim=finding.claim.replace(UNRECORDED.loss.claim, OR_OTHERS), next=ALONE)
+    if finding.accounts[:1] == (ON_ITS_WAY.name,) and ON_ITS_WAY.loss:
+        waits = ON_ITS_WAY.loss.claim
+        said = finding.claim.replace(waits, f"{OR_OTHERS}, {waits}")
+        return replace(finding, claim=said, next=ALONE, remedies=())
     if finding.predicted is None or finding.predicted.refused:
         return finding
     return finding.with_doubt(MAY_TAKE)
 
 
 def verdict_beside_others(verdict: str) -> str:
+    waits = f"{ON_ITS_WAY.verdict}: the GPU "
+    if verdict.startswith(waits):
+        return verdict.replace(f"{waits}is", f"{SHARES}: the GPU seems", 1)
     return verdict.replace(UNRECORDED.verdict, SHARES, 1)
