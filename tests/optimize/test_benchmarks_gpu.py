@@ -208,7 +208,7 @@ def test_whatever_a_case_raises_the_others_are_measured(monkeypatch: pytest.Monk
     def broken(_: object) -> object:
         raise AttributeError
 
-    where = setting.Setting("tiny", (16,), 0.01, True)
+    where = setting.Setting("tiny", (16,), 0.0, True)
     cases = {"a peer": broken, "ours": lambda _: lambda: None}
     peer, ours = setting.in_turns(where, cases, 1, 1, {"tokens": 16})
     assert peer["failed"] == "AttributeError: " and peer["step_ns"] == []

@@ -15,6 +15,7 @@ import msgspec
 from lostflops.errors import LostflopsError
 from lostflops.ingest import formats, freed_memory
 from lostflops.ingest.part import Part
+from lostflops.store.at_once import at_once
 from lostflops.store.trace import storing
 
 
@@ -55,7 +56,7 @@ def main() -> None:
             folder = Path(task.folder)
             with storing(folder, folder):
                 asked = formats.Reading(Path(task.path), folder, task.salvage, progress=progress)
-                parts = formats.named(task.form).read(asked)
+                parts = at_once(lambda a=asked: formats.named(task.form).read(a))
         except LostflopsError as error:
             say(Reply(error=(type(error).__name__, error.message, error.hint)))
         else:

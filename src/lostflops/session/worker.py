@@ -23,6 +23,7 @@ import polars as pl
 
 from lostflops.errors import LostflopsError
 from lostflops.recipes import named
+from lostflops.store.at_once import at_once
 from lostflops.store.trace import Trace
 from lostflops.tables import TABLES
 
@@ -116,7 +117,8 @@ def answer(task: GroupTask, source: IO[bytes], into: IO[bytes]) -> None:
 
 def main() -> None:
     for line in sys.stdin.buffer:
-        answer(GroupTask(**json.loads(line)), sys.stdin.buffer, sys.stdout.buffer)
+        task = GroupTask(**json.loads(line))
+        at_once(lambda t=task: answer(t, sys.stdin.buffer, sys.stdout.buffer))
 
 
 if __name__ == "__main__":
