@@ -199,6 +199,20 @@ def test_names_that_cost_as_much_stand_in_their_order_within_a_function_or_not()
     ]  # fmt: skip
 
 
+def test_a_wait_in_a_function_is_no_part_of_the_python_that_it_runs() -> None:
+    """As of a loop that waits for the threads of a pool, and launches between."""
+    loop = "jobs.py(3): train"
+    calls = ("copy.py(9): copy", 20), ("json/encoder.py(8): encode", 20), ("torch/optim/sgd.py(8): step", 15)
+    parts = [("_thread.lock.acquire", 45), *calls]
+    rows = [(0, PYTHON, f"{name} in {loop}", 4 * ms) for name, ms in parts]
+    claim = "The GPU idles 100 ms per step while the CPU runs other code."
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 100, claim), names=rows)
+    assert told.claim == (
+        "The GPU idles 100 ms per step while the CPU runs Python, or waits for another thread or process: "
+        "`train` (55.0 ms) and `_thread.lock.acquire` in `train` (45.0 ms)."
+    )
+
+
 def test_a_pause_is_told_once_of_what_is_idle_first() -> None:
     rows: Rows = [(0, step, account, 20) for step in range(8) for account in ("compute", "copy")]
     rows += [(0, 5, SAVING, 80)]

@@ -172,7 +172,7 @@ def _hands_over(given: Given) -> str:
     return (
         f"The loader takes {each}, no more than handing over a batch costs with any number of workers. "
         f"{'Take fewer and larger batches' if many > 1 else 'Make the steps longer (a larger batch)'}, or "
-        "fetch the next batch on a thread while the GPU computes."
+        "fetch the next batch on a thread, before its step begins."
     )
 
 

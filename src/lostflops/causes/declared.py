@@ -130,7 +130,7 @@ OUTSIDE_PASSES = Made(
 )
 OWN_FUNCTION = Made(
     "own-autograd-function",
-    "`SlowBackward`, an autograd function of the job's own, is 33.7 % of a step beside operators.",
+    "`Slow`, an autograd function of the job's own, is 33.7 % of a step beside operators.",
     (),
     Verdict("Held up by an autograd function of the job's own", "an autograd function of the job's own"),
     none_known="What the function does is the job's own code; the finding names it.",

@@ -237,10 +237,12 @@ def own_code(name: str) -> bool:
 
 def _by_function(parts: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     """Names with their time, the largest first; those in one function of the user's as one, where none of
-    them is most of it: a copy of a tree is spread over many functions of a library."""
+    them is most of it: a copy of a tree is spread over many functions of a library. A row in which the
+    thread runs no code stays by itself."""
     inside = dict[str, list[tuple[str, int]]]()
     for name, ns in parts:
-        inside.setdefault(_users_function(name) or name, []).append((name, ns))
+        function = "" if stands_still(name) else _users_function(name)
+        inside.setdefault(function or name, []).append((name, ns))
     told = list[tuple[str, int]]()
     for frame, some in inside.items():
         whole = sum(ns for _, ns in some)

@@ -14,6 +14,7 @@ FORWARD = "forward#"  # before the class of a model, around a call of it: `lostf
 TRAINS = r"^(?:backward$|Optimizer\.|enumerate\(DataLoader\)#)"
 PASS = ("backward", "recompute", "optimizer")
 OPERATOR, MODEL, FUNCTION, BOUND, STEP = "operator", "model", "function", "bound", "step"
+GRAPH = "graph"  # of passes of a model that made a graph of autograd which no backward pass follows
 OUTSIDE = pl.Schema({"rank": pl.Int32, "kind": pl.String, "name": pl.String, "ns": pl.Int64})
 LANE = ["rank", "thread"]
 TIMES = [*LANE, "start", "end"]
@@ -23,10 +24,11 @@ def outside_passes(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
     """How long operators of the main thread of a CPU run outside of forward passes with gradients, backward
     passes and the optimizer, in all steps that count, by operator, ns.
 
-    Rows of the kind 'model' say how long of that passes of a model without gradients are, 'function' in which
-    functions of the user's it is, and 'bound' how long the stretches are, pauses and all, between what trains
-    that have such operators. 'step' says how much of it is in each step, by its number. Nothing where
-    `lostflops record` did not mark the passes of the model.
+    Rows of the kind 'model' say how long of that passes of a model are that no backward pass follows, 'graph'
+    those among them that made a graph of autograd all the same, 'function' in which functions of the user's
+    it is, and 'bound' how long the stretches are, pauses and all, between what trains that have such
+    operators. 'step' says how much of it is in each step, by its number. Nothing where `lostflops record` did
+    not mark the passes of the model.
     """
     tables = (trace.table(name) for name in ("ranks", "steps", "ranges", "operators", "kernels"))
     ranks, steps, ranges, operators, kernels = tables
@@ -71,10 +73,12 @@ def outside_passes(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
     length = pl.col("end") - pl.col("start")
     held = outside.select("rank", "opened", "until").unique()
     bound = held.select("rank", ns=pl.col("until") - pl.col("opened"), name=pl.lit(""))
-    of_model = intervals.innermost(outside, trained.filter(~pl.col("trains")), LANE, "name")
+    alone = _with_graphs(trained.filter(~pl.col("trains")), rows)
+    of_model, makes_graph = (intervals.innermost(outside, alone, LANE, c) for c in ("name", "graph"))
     told = {
         OPERATOR: outside.select("rank", "name", ns=length),
         MODEL: outside.select("rank", ns=length, name=of_model),
+        GRAPH: outside.select("rank", ns=length, name=of_model).filter(makes_graph),
         FUNCTION: outside.select("rank", ns=length, name=_functions(trace, outside)),
         BOUND: bound,
         STEP: outside.select("rank", ns=length, name=pl.col("step").cast(pl.String)),
@@ -109,6 +113,20 @@ def _make_nodes(operators: pl.LazyFrame) -> pl.DataFrame:
     outermost = intervals.union(operators.select(TIMES), LANE).select(*TIMES, begun="start").sort("start")
     within = made.join_asof(outermost, on="start", by=LANE, check_sortedness=False)
     return within.select(*LANE, start="begun", end="end").drop_nulls().unique().collect()
+
+
+def _with_graphs(passes: pl.DataFrame, operators: pl.LazyFrame) -> pl.DataFrame:
+    """Passes with the column `graph`: whether autograd made more than one node in them.
+
+    It counts on with each node, and numbers no operator at all where gradients are off.
+    """
+    numbered = operators.filter(pl.col("sequence") >= 0).select(*LANE, "start", "sequence").collect()
+    many = numbered.sort("start").join_asof(
+        passes.select(*LANE, "start", "end", begun="start").sort("start"),
+        on="start", by=LANE, check_sortedness=False,
+    ).filter(pl.col("start") < pl.col("end"))  # fmt: skip
+    counts = many.group_by(*LANE, start="begun").agg(graph=pl.col("sequence").n_unique() > 1)
+    return passes.join(counts, on=[*LANE, "start"], how="left").with_columns(pl.col("graph").fill_null(False))
 
 
 def _functions(trace: Trace, outside: pl.DataFrame) -> pl.Series:
