@@ -721,6 +721,7 @@ def test_where_cores_are_crowded_a_thread_may_be_blocked(ms: int, doubted: bool)
     told = blocked_page(ms, other, crowded=7)
     said = f"Linux counts {ms:.1f} ms per step in which the training thread is blocked: it may wait here"
     assert told[0].doubt.startswith(said) is doubted
+    assert told[0].gain == "unknown" if doubted else told[0].ns_per_step == 40 * MS
 
 
 def test_a_function_that_launches_piece_by_piece_is_one_cause_with_its_python() -> None:

@@ -352,7 +352,9 @@ def _blocked(page: PageFindings) -> None:
         hidden = crowded if given.on_host else given.mean_step - finding.size
         if 2 * (blocked - hidden) < finding.size:
             if given.on_host and 2 * blocked >= finding.size and not finding.doubt:
-                page.replace(finding, replace(finding, doubt=MAY_BE_BLOCKED.format(milliseconds(blocked))))
+                # What blocks it may hold up operators as well.
+                doubt = MAY_BE_BLOCKED.format(milliseconds(blocked))
+                page.replace(finding, replace(finding.without_bound(), doubt=doubt))
             continue
         stacks = f" {advice[0]}" if (advice := RECORD_STACKS.search(finding.next)) else ""
         page.replace(
