@@ -12,6 +12,7 @@ import pytest
 from by_hand import DATA, EVEN, LAUNCHES, MS, PYTHON, SAVING, UNEXPLAINED, WAITS, Rows, finding, given, page
 from lostflops.causes.given import NAMES, Given
 from lostflops.causes.host import waits_per_step
+from lostflops.causes.idle.first_runs import COMPILING
 from lostflops.causes.idle.named import _by_function, names_of  # pyright: ignore[reportPrivateUsage]
 from lostflops.causes.idle.occurrence import told_once
 from lostflops.causes.page_findings import PageFindings
@@ -221,3 +222,16 @@ def test_a_pause_is_told_once_of_what_is_idle_first() -> None:
     both = replace(one, accounts=(SAVING, "copy"), claim="The GPU idles 30.0 ms per step (30.0 %).")
     claim = told_once(both, given([row for row in rows if row[2] != "copy"])).claim
     assert claim == "The GPU idles 80 ns once in 8 steps, in step 5 (30.0 ms per step, 30.0 %)."
+
+
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("on_host", [True, False])
+def test_steps_that_compile_could_be_as_short_as_those_that_do_not(others: int, on_host: bool) -> None:
+    """On a CPU 2 of 5 steps take 100 ms, of which they compile for 83; the shortest other takes 8."""
+    ledger: Rows = [(0, step, "compute", 17 if step < 2 else 6 + step) for step in range(5)]
+    ledger += [(0, step, COMPILING, 83 if step < 2 else others) for step in (0, 1, 4)]
+    one = finding("compilation-inside-step", COMPILING, 34, "Nothing computes for 34.0 ms per step.")
+    (told,) = page(one, ledger=ledger, on_host=on_host)
+    wider = on_host and not others
+    assert (told.ns_per_step, told.size) == ((2 * (100 - 8) * MS // 5 if wider else 34 * MS), 34 * MS)
+    assert ("as long as the shortest other: 8.00 ms" in str(told.evidence)) is wider

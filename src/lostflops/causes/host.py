@@ -14,6 +14,7 @@ from lostflops.recipes.idle.read_values import WAITS
 from .declared import BESIDE, COMPUTED_ON_CPU, EVALUATES, MADE_ON_CPU, ONE_BY_ONE, PROFILER, SLOWED
 from .given import BETWEEN, HOST_WAITS, OTHER_HOST, Given
 from .idle.evaluation import evaluates_often
+from .idle.first_runs import runs_first
 from .idle.freed_memory import gives_memory_back
 from .idle.graphs import pauses_inside_graphs
 from .idle.made_tensors import computes_on_cpu, makes_tensors
@@ -82,6 +83,7 @@ def join_host(page: PageFindings) -> None:
     for finding in [f for f in page.all() if f.recipe == "idle_summary" and f.name not in TOLD]:
         page.replace(finding, named(page, finding))
     starts_workers(page)
+    runs_first(page)
     gives_memory_back(page)
     between_operators(page)
     with_operators(page)
