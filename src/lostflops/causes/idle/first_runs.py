@@ -15,7 +15,7 @@ UPPER = "upper limit: "
 
 
 def runs_first(page: PageFindings) -> None:
-    """Widen the bound on compiling, on a CPU, to what steps that mostly compile are longer than all others."""
+    """Widen the bound on compiling, on a CPU, to what steps that mostly compile last beyond all others."""
     given, finding = page.given, page.about(COMPILING)
     if finding is None or not given.on_host or len(given.steps) > 1 or finding.gain != "at most":
         return
