@@ -235,3 +235,17 @@ def test_steps_that_compile_could_be_as_short_as_those_that_do_not(others: int, 
     wider = on_host and not others
     assert (told.ns_per_step, told.size) == ((2 * (100 - 8) * MS // 5 if wider else 34 * MS), 34 * MS)
     assert ("as long as the shortest other: 8.00 ms" in str(told.evidence)) is wider
+
+
+@pytest.mark.parametrize(("ms", "computes"), [(5, True), (4, False)])
+def test_a_loader_on_a_cpu_that_calls_operators_computes(ms: int, computes: bool) -> None:
+    """Half of the 10 ms in which batches are made are operators, or less."""
+    claim = "Nothing computes for 10.0 ms per step (10.0 %) waiting for the data loader."
+    resize = "aten::resize in a.py(3): load"
+    names = [(0, DATA, resize, 4 * ms), (0, DATA, "a.py(3): load", 4 * (10 - ms))]
+    one = finding("data-loading-starves-device", DATA, 10, claim)
+    (told,) = page(one, names=names, on_host=True)
+    said = f"The data loader takes 10.0 ms per step (10.0 %), mostly in operators: `{resize[:12]}`"
+    assert told.claim == (f"{said} in `load` (5.00 ms)." if computes else claim)
+    (told,) = page(one, names=names)
+    assert told.claim == claim

@@ -64,6 +64,7 @@ PHASE = re.compile(
     r"|(?:training_|train_)?(?:batch|iter|iteration)|micro_?batch|evaluate_function|autograd)(?:[^a-z]|$)"
 )
 OPERATOR = re.compile(r"^aten::\w+(?: in |$)")  # that computes on the CPU, where it takes long
+ANY_OPERATOR = re.compile(r"^\w+::\w+(?: in |$)")
 MESSAGES = re.compile(r"MPI_\w|uc[ps]_")
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
 # Optimizers whose states lie in the host's memory: DeepSpeed's, ColossalAI's, torchao's.
@@ -91,6 +92,8 @@ def named(page: PageFindings, finding: Finding) -> Finding:
     if LONG_CALLS in finding.accounts and parts and ASKS.match(parts[0][0]) and named.is_mostly_these:
         keep = f"Ask once, and keep what {spoken(parts[0][0])} answers; or ask less often than in each step."
         return replace(named, next=keep, remedies=())
+    if LOADING in finding.accounts and page.given.on_host:
+        return _computes_batches(page, named, parts)
     if LAUNCHING in finding.accounts:
         return _tensor_by_tensor(page, named, parts)
     if finding.name != BY_NAME:
@@ -112,6 +115,20 @@ def named(page: PageFindings, finding: Finding) -> Finding:
         claim=f"{claim.rstrip('.')}: {listed(what)}.",
         next=_in_pieces(page, parts[0]) or _advice(page, [name for name, _ in (work if edit else parts[:1])]),
         edit=edit,
+    )
+
+
+def _computes_batches(page: PageFindings, finding: Finding, parts: Sequence[tuple[str, int]]) -> Finding:
+    """The finding about a loader on a CPU, as computing where it is mostly in operators that the loader calls."""
+    operators = [(name, ns) for name, ns in parts if ANY_OPERATOR.match(name)]
+    if 2 * sum(ns for _, ns in operators) < finding.size:
+        return finding
+    largest = [(name, ns) for name, ns in operators[:2] if ns >= NAMED_FROM * finding.size]
+    what = listed([f"{without_place(spoken(name))} ({milliseconds(ns)})" for name, ns in largest])
+    return replace(
+        finding,
+        claim=f"The data loader takes {page.share(finding.size)}, mostly in operators"
+        f"{f': {what}' if what else ''}.",
     )
 
 
