@@ -92,8 +92,28 @@ def test_a_pass_in_which_autograd_counts_on_made_a_graph(
     assert (of_kind(told, "model"), of_kind(told, "graph")) == ({OTHER: 5}, graph)
 
 
-def test_nothing_is_told_where_the_passes_of_the_model_are_not_marked(tmp_path: Path) -> None:
-    assert outside_passes(run(tmp_path, ranges=[]), COUNTED).is_empty()
+def test_where_passes_are_not_marked_one_begins_with_the_first_operator_that_has_a_gradient(
+    tmp_path: Path,
+) -> None:
+    """A trace of PyTorch's profiler alone: from 120 to 160 gradients flow, whatever else is among it."""
+    marks = [{"name": "Optimizer.zero_grad#SGD", "start": 190, "end": 193, "thread": 7}]
+    trace = run(tmp_path, ranges=marks)
+    told = outside_passes(trace, COUNTED)
+    assert of_kind(told, "operator") == {"aten::rot90": 7, "aten::mul": 3}
+    assert (of_kind(told, "model"), of_kind(told, "unmarked")) == ({}, {"": 7 + 3})
+    # From the step's start, and from the optimizer to its zeroing.
+    assert of_kind(told, "bound") == {"": 20 + 20}
+    operators = trace.table("operators")
+    assert operators is not None
+    again = [
+        {"start": start, "end": start + 2, "sequence": 9, "phase": phase, "name": "f", "thread": 7}
+        for start, phase in ((184, "forward"), (187, "backward"))
+    ]
+    two = run(tmp_path, ranges=marks, operators=[*operators.collect().to_dicts(), *again])
+    # The last one lies between two passes of the step, from the optimizer to the second.
+    assert of_kind(outside_passes(two, COUNTED), "bound") == {"": 20 + 14}
+    no_backward = [{"name": "aten::mm", "start": 120, "end": 131, "thread": 7, "sequence": 4}]
+    assert outside_passes(run(tmp_path, ranges=marks, operators=no_backward), COUNTED).is_empty()
 
 
 def outside(*rows: tuple[str, str, int]) -> pl.DataFrame:
@@ -129,6 +149,10 @@ def test_operators_outside_are_told_with_what_calls_them_and_a_bound(
     assert says in told.claim and told.next.startswith(then)
     assert (told.gain, told.ns_per_step, told.size) == ("at most", 25 * MS, 20 * MS)
     assert "aten::add" not in told.claim
+    unmarked = pl.concat([rows, outside(("unmarked", "", 40))])
+    (plain,) = page(ledger=LEDGER, join=computes_outside, on_host=True, outside=unmarked)
+    assert plain.claim.startswith("Operators without gradients, other than the optimizer's, take 20.0 ms per")
+    assert plain.next.endswith("What frozen layers say of a sample can be computed once and stored.")
     two = [(rank, 0, "compute", 100) for rank in range(2)]  # which may wait for each other
     (told,) = page(ledger=two, join=computes_outside, on_host=True, outside=rows)
     assert (told.gain, told.ns_per_step, told.size) == ("unknown", 0, 20 * MS)
@@ -171,6 +195,8 @@ def test_one_cause_is_told_once_and_from_a_tenth_of_a_step_on(known: dict[str, A
     assert ["mostly in" in f.claim for f in found if f not in others] == (
         [False] if "passes" in known else []
     )
+    held = "They are called from `augment` (a.py:3), which trains as well"
+    assert all(f.next.startswith(held) for f in found if f not in others)
 
 
 @pytest.mark.parametrize(("others", "one"), [(3, True), (4, False)])

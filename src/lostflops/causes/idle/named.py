@@ -119,7 +119,7 @@ def named(page: PageFindings, finding: Finding) -> Finding:
 
 
 def _computes_batches(page: PageFindings, finding: Finding, parts: Sequence[tuple[str, int]]) -> Finding:
-    """The finding about a loader on a CPU, as computing where it is mostly in operators that the loader calls."""
+    """The finding about a loader on a CPU, as computing where it is mostly in operators that it calls."""
     operators = [(name, ns) for name, ns in parts if ANY_OPERATOR.match(name)]
     if 2 * sum(ns for _, ns in operators) < finding.size:
         return finding
