@@ -310,7 +310,7 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
         return (
             f"Find what {spoken(name)} waits for: if it is the next batch, let more workers fill the queue, "
             "and earlier; if it is a result, ask for it a step later; if it is a lock, hold it for less "
-            "long; if it is the next request, there are too few for this GPU."
+            "long; if it is the next request, too few of them come."
         )
     if still == FILES:
         ahead = "read ahead in the loader's workers" if loads else "read ahead on another thread"
