@@ -785,10 +785,12 @@ def test_what_ends_a_recorded_step_is_the_profiler_s_work() -> None:
     ):
         names = [(0, PYTHON, f"{what} in train.py(9): <module>", 12), (0, PYTHON, "train.py(9): f", 8)]
         for on_host, said in ((False, "The GPU idles"), (True, "Nothing computes for")):
-            found = page(python, ledger=ledger, names=names, on_host=on_host)
+            found = page(python, ledger=ledger, names=names, on_host=on_host, in_long_pauses=20 * MS)
             own = next(f for f in found if f.name == "profiler-at-work")
             assert own.claim.startswith(f"{said} 12.0 ms per step (12.0 %) while the profiler itself works: ")
             assert f"`{function}`" in own.claim and "<module>" not in own.claim
+            (rest,) = (f for f in found if f != own)
+            assert rest.ns_per_step == (8 if on_host else 20) * MS
 
 
 def test_a_function_whose_work_has_many_names_is_named_with_their_sum() -> None:
