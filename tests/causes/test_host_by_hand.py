@@ -208,9 +208,13 @@ def test_garbage_that_the_step_log_counts_is_told_where_nothing_else_is_known() 
     ]
     unknown = finding("idle-unexplained", UNEXPLAINED, 30, "The GPU idles 30.0 ms per step.")
     for share, told in ((0.2, True), (0.19, False), (None, False)):  # 10 of 100 ms are in the ledger
-        tables = {"step_log_summary": pl.DataFrame({"garbage_share": [share]}, {"garbage_share": pl.Float64})}
+        tables = {
+            "step_log_summary": pl.DataFrame(
+                {"recorded_garbage_share": [share]}, {"recorded_garbage_share": pl.Float64}
+            )
+        }
         (found,) = page(unknown, ledger=ledger, tables=tables)
-        assert ("Python collects garbage for 20.0 % of step time" in "".join(found.evidence)) is told
+        assert ("Python collects garbage for 20.0 % of the recorded" in "".join(found.evidence)) is told
         assert found.next.startswith("Make fewer objects") is told
 
 

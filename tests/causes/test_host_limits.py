@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from by_hand import DATA, EVEN, LAUNCHES, MS, PYTHON, SAVING, UNEXPLAINED, WAITS, Rows, finding, given, page
+from lostflops.causes.between_steps.collected import collects_elsewhere
 from lostflops.causes.given import NAMES, Given
 from lostflops.causes.host import waits_per_step
 from lostflops.causes.idle.first_runs import COMPILING
@@ -127,11 +128,11 @@ def test_garbage_of_a_twentieth_of_the_step_is_told() -> None:
     ]
     unknown = finding("idle-unexplained", UNEXPLAINED, 30, "The GPU idles 30.0 ms per step.")
     for share, told in ((0.05, True), (0.049, False)):
-        tables = {"step_log_summary": pl.DataFrame({"garbage_share": [share]})}
+        tables = {"step_log_summary": pl.DataFrame({"recorded_garbage_share": [share]})}
         (found,) = page(unknown, ledger=ledger, tables=tables)
         assert found.next.startswith("Make fewer objects") is told
     more = finding("host-busy-elsewhere", "idle.other_host_work", 20, "The GPU idles 20.0 ms per step.")
-    tables = {"step_log_summary": pl.DataFrame({"garbage_share": [0.05]})}
+    tables = {"step_log_summary": pl.DataFrame({"recorded_garbage_share": [0.05]})}
     told_of = [
         f.name for f in page(more, unknown, ledger=ledger, tables=tables) if "garbage" in "".join(f.evidence)
     ]
@@ -249,3 +250,21 @@ def test_a_loader_on_a_cpu_that_calls_operators_computes(ms: int, computes: bool
     assert told.claim == (f"{said} in `load` (5.00 ms)." if computes else claim)
     (told,) = page(one, names=names)
     assert told.claim == claim
+
+
+@pytest.mark.parametrize(
+    ("outside", "here", "told"), [(0.5, 0.25, True), (0.5, 0.26, False), (0.04, 0.0, False)]
+)
+def test_garbage_that_is_collected_outside_of_the_recorded_steps_is_told(
+    outside: float, here: float, told: bool
+) -> None:
+    """Steps of 40 ms, of which full collections are in some that were not recorded."""
+    shares = {"garbage_share": outside, "recorded_garbage_share": here}
+    tables = {"step_log_summary": pl.DataFrame([{"rank": 0, "mean": 40 * MS, **shares}])}
+    found = page(join=collects_elsewhere, tables=tables)
+    said = "Collections of garbage that the recorded steps lack take 10.0 ms per step: 50.0 % of step time "
+    assert [f.claim for f in found] == [f"{said}outside of them, 25.0 % in them."] * told
+    assert all(f.size == 10 * MS for f in found)
+    pause = finding("pause-left-out", "", 9, "Every 6th step is longer (collecting garbage).")
+    pause = replace(pause, recipe="step_log_pauses")
+    assert page(pause, join=collects_elsewhere, tables=tables) == [pause]

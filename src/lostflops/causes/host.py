@@ -403,7 +403,7 @@ def _collects_young_objects(page: PageFindings) -> None:
     """Passes over the youngest objects are too short to be marked one by one: the step log adds them up."""
     given = page.given
     table = given.table("step_log_summary")
-    share = None if table is None else table["garbage_share"].mean()
+    share = None if table is None else table["recorded_garbage_share"].mean()
     found = [f for f in (page.of(UNEXPLAINED), page.of(BY_NAME)) if f is not None]
     if not found or not isinstance(share, float) or not given.mean_step:
         return
@@ -412,8 +412,8 @@ def _collects_young_objects(page: PageFindings) -> None:
     if share < COLLECTS_FROM or share < 2 * marked:
         return
     fact = (
-        f"Python collects garbage for {percent(share, 1)} of step time outside the recorded steps, most of "
-        "it in passes over young objects, too short to be marked"
+        f"Python collects garbage for {percent(share, 1)} of the recorded steps' time, most of it in passes "
+        "over young objects, too short to be marked"
     )
     fewer = "Make fewer objects per step that refer to each other, or raise `gc.set_threshold`."
     page.replace(
