@@ -6,7 +6,7 @@ from lostflops.causes.declared import COLLECTED
 from lostflops.causes.page_findings import PageFindings
 from lostflops.finding import Finding, milliseconds, percent
 
-FROM, TIMES = 0.05, 2  # of step time, and of what the recorded steps have of it
+FROM, TIMES = 0.05, 2  # of step time, and of what a recorded step has of it
 SEEN = "collecting garbage"
 
 
@@ -20,9 +20,10 @@ def collects_elsewhere(page: PageFindings) -> None:
     if known.is_empty() or any(SEEN in f.claim and f.recipe == "step_log_pauses" for f in page.all()):
         return
     rank, mean, share, here = known.select("rank", "mean", *shares).row(0)
-    if share < FROM or share < TIMES * here:
+    others, recorded = share * mean, here * page.given.mean_step  # ns per step: steps of two lengths
+    if share < FROM or others < TIMES * recorded:
         return
-    cost = round((share - here) * mean)
+    cost = round(others - recorded)
     where = f" on rank {rank}" if known.height > 1 else ""
     page.put(
         Finding(
