@@ -112,6 +112,11 @@ def test_where_passes_are_not_marked_one_begins_with_the_first_operator_that_has
     two = run(tmp_path, ranges=marks, operators=[*operators.collect().to_dicts(), *again])
     # The last one lies between two passes of the step, from the optimizer to the second.
     assert of_kind(outside_passes(two, COUNTED), "bound") == {"": 20 + 14}
+    # Of a job that updates its weights by hand nothing tells what does so.
+    by_hand = [row for row in operators.collect().to_dicts() if row["phase"] != "optimizer"]
+    marks = [{**marks[0], "name": "train"}]
+    told = outside_passes(run(tmp_path, ranges=marks, operators=by_hand), COUNTED)
+    assert of_kind(told, "operator") == {"aten::rot90": 7}
     no_backward = [{"name": "aten::mm", "start": 120, "end": 131, "thread": 7, "sequence": 4}]
     assert outside_passes(run(tmp_path, ranges=marks, operators=no_backward), COUNTED).is_empty()
 

@@ -12,7 +12,7 @@ from lostflops.store.trace import Trace
 FORWARD = "forward#"  # before the class of a model, around a call of it: `lostflops record` marks them
 # Ranges in which operators serve training, or have an account of their own.
 TRAINS = r"^(?:backward$|Optimizer\.|enumerate\(DataLoader\)#)"
-PASS = ("backward", "recompute", "optimizer")
+PASS, UPDATE = ("backward", "recompute", "optimizer"), "Optimizer.step#"
 OPERATOR, MODEL, FUNCTION, BOUND, STEP = "operator", "model", "function", "bound", "step"
 UNMARKED = "unmarked"
 GRAPH = "graph"  # of passes of a model that made a graph of autograd which no backward pass follows
@@ -54,7 +54,7 @@ def outside_passes(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
         left_on="end", right_on="start", by=LANE, check_sortedness=False,
     ).with_columns(trains=(pl.col("made") >= pl.col("start")).fill_null(False))  # fmt: skip
     phase = pl.col("phase").cast(pl.String)
-    passes = rows.filter(phase.is_in(PASS)).select(*TIMES, back=phase == "backward").collect()
+    passes = rows.filter(phase.is_in(PASS)).select(*TIMES, phase, back=phase == "backward").collect()
     training = pl.concat(
         [
             trained.filter("trains").select(TIMES),
@@ -64,8 +64,10 @@ def outside_passes(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
         ]
     )
     if models.is_empty():
-        with_gradients = pl.concat([makers.select(*TIMES, back=pl.lit(False)), passes.filter("back")])
-        training = pl.concat([training, _whole_passes(with_gradients, windows.collect())])
+        back = passes.filter("back").drop("phase")
+        flows = pl.concat([makers.select(*TIMES, back=pl.lit(False)), back])
+        updates = "optimizer" in passes["phase"] or marks["name"].str.starts_with(UPDATE).any()
+        training = pl.concat([training, _whole_passes(flows, windows.collect(), bool(updates))])
     between = (
         intervals.paint(windows, {"trains": training.lazy()}, ["rank"])
         .filter(pl.col("account").is_null(), pl.col("end") > pl.col("start"))
@@ -125,19 +127,22 @@ def _make_nodes(operators: pl.LazyFrame) -> pl.DataFrame:
     return within.select(*LANE, start="begun", end="end").drop_nulls().unique().collect()
 
 
-def _whole_passes(with_gradients: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
+def _whole_passes(flows: pl.DataFrame, windows: pl.DataFrame, updates: bool) -> pl.DataFrame:
     """From the first operator of a pass through which a gradient flows to the end of the pass back.
 
     Of several passes in a step, one begins with the first such operator after the one before has come back.
+    Where nothing is known that `updates` weights, what comes after the last of a step may do so.
     """
-    within = with_gradients.sort("start").join_asof(
+    within = flows.sort("start").join_asof(
         windows.select("rank", "step", opened="start", until="end").sort("opened"),
         left_on="start", right_on="opened", by="rank", check_sortedness=False,
     ).filter(pl.col("start") < pl.col("until"))  # fmt: skip
     of, back = [*LANE, "step"], pl.col("back")
     begins = ~back & back.shift().over(of).fill_null(False)
     spans = within.with_columns(number=begins.cum_sum().over(of)).group_by(*of, "number")
-    return spans.agg(pl.col("start").min(), pl.col("end").max()).select(TIMES)
+    passes = spans.agg(pl.col("start").min(), pl.col("end").max()).select(TIMES)
+    after = within.group_by(of).agg(pl.col("end").max().alias("start"), pl.col("until").first().alias("end"))
+    return passes if updates else pl.concat([passes, after.select(TIMES)])
 
 
 def _with_graphs(passes: pl.DataFrame, operators: pl.LazyFrame) -> pl.DataFrame:
