@@ -124,7 +124,7 @@ def _computes_batches(page: PageFindings, finding: Finding, parts: Sequence[tupl
     if 2 * sum(ns for _, ns in operators) < finding.size:
         return finding
     largest = [(name, ns) for name, ns in operators[:2] if ns >= NAMED_FROM * finding.size]
-    what = listed([f"{without_place(spoken(name))} ({milliseconds(ns)})" for name, ns in largest])
+    what = listed([without_place(spoken(name)) for name, _ in largest])
     return replace(
         finding,
         claim=f"The data loader takes {page.share(finding.size)}, mostly in operators"
