@@ -81,7 +81,7 @@ def why(folder: Path, frames: Rows, kernels: Rows = KERNELS) -> tuple[str, dict[
 def test_what_is_known_of_a_cpu_alone_is_asked_for_and_told(tmp_path: Path) -> None:
     _, found = why(tmp_path, [ADAM])
     assert "mostly in `augment`" in found["operators-outside-passes"].claim
-    assert found["own-autograd-function"].claim.startswith("`SlowBackward`")
+    assert found["own-autograd-function"].claim.startswith("`Slow`, an autograd function")
     assert "the CPU frees memory of large tensors" in found["host-busy-elsewhere"].claim
     assert "starts 2 worker processes" in found["data-loading-starves-device"].claim
     _, found = why(tmp_path, [("a.py(5): tally", 62, 90)])
@@ -91,5 +91,10 @@ def test_what_is_known_of_a_cpu_alone_is_asked_for_and_told(tmp_path: Path) -> N
     assert found["host-busy-elsewhere"].next.startswith("`closure` (a.py:5) holds a backward pass")
     busy = [("aten::linear", 0, 50), ("AddmmBackward0", 50, 90), ("SlowBackward", 90, 99)]
     said, found = why(tmp_path, [], busy)
-    assert said.startswith("Compute-bound: operators run for 99.0 % of the 100 ms step")
+    # Whether those compute is not known.
+    assert said.startswith(
+        "Operators and autograd functions of the job's own run for 99.0 % of the 100 ms step"
+    )
     assert found["own-autograd-function"].evidence[0].startswith("it counts as compute, 9.00 ms")
+    said, _ = why(tmp_path, [], [("aten::linear", 0, 50), ("AddmmBackward0", 50, 98)])
+    assert said.startswith("Compute-bound: operators run for 98.0 % of the 100 ms step")

@@ -208,9 +208,13 @@ def test_garbage_that_the_step_log_counts_is_told_where_nothing_else_is_known() 
     ]
     unknown = finding("idle-unexplained", UNEXPLAINED, 30, "The GPU idles 30.0 ms per step.")
     for share, told in ((0.2, True), (0.19, False), (None, False)):  # 10 of 100 ms are in the ledger
-        tables = {"step_log_summary": pl.DataFrame({"garbage_share": [share]}, {"garbage_share": pl.Float64})}
+        tables = {
+            "step_log_summary": pl.DataFrame(
+                {"recorded_garbage_share": [share]}, {"recorded_garbage_share": pl.Float64}
+            )
+        }
         (found,) = page(unknown, ledger=ledger, tables=tables)
-        assert ("Python collects garbage for 20.0 % of step time" in "".join(found.evidence)) is told
+        assert ("Python collects garbage for 20.0 % of the recorded" in "".join(found.evidence)) is told
         assert found.next.startswith("Make fewer objects") is told
 
 
@@ -729,6 +733,7 @@ def test_where_cores_are_crowded_a_thread_may_be_blocked(ms: int, doubted: bool)
     told = blocked_page(ms, other, crowded=7)
     said = f"Linux counts {ms:.1f} ms per step in which the training thread is blocked: it may wait here"
     assert told[0].doubt.startswith(said) is doubted
+    assert told[0].gain == "unknown" if doubted else told[0].ns_per_step == 40 * MS
 
 
 def test_a_function_that_launches_piece_by_piece_is_one_cause_with_its_python() -> None:
@@ -792,10 +797,12 @@ def test_what_ends_a_recorded_step_is_the_profiler_s_work() -> None:
     ):
         names = [(0, PYTHON, f"{what} in train.py(9): <module>", 12), (0, PYTHON, "train.py(9): f", 8)]
         for on_host, said in ((False, "The GPU idles"), (True, "Nothing computes for")):
-            found = page(python, ledger=ledger, names=names, on_host=on_host)
+            found = page(python, ledger=ledger, names=names, on_host=on_host, in_long_pauses=20 * MS)
             own = next(f for f in found if f.name == "profiler-at-work")
             assert own.claim.startswith(f"{said} 12.0 ms per step (12.0 %) while the profiler itself works: ")
             assert f"`{function}`" in own.claim and "<module>" not in own.claim
+            (rest,) = (f for f in found if f != own)
+            assert rest.ns_per_step == (8 if on_host else 20) * MS
 
 
 def test_a_function_whose_work_has_many_names_is_named_with_their_sum() -> None:

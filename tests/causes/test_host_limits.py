@@ -10,8 +10,10 @@ import polars as pl
 import pytest
 
 from by_hand import DATA, EVEN, LAUNCHES, MS, PYTHON, SAVING, UNEXPLAINED, WAITS, Rows, finding, given, page
+from lostflops.causes.between_steps.collected import collects_elsewhere
 from lostflops.causes.given import NAMES, Given
 from lostflops.causes.host import waits_per_step
+from lostflops.causes.idle.first_runs import COMPILING
 from lostflops.causes.idle.named import _by_function, names_of  # pyright: ignore[reportPrivateUsage]
 from lostflops.causes.idle.occurrence import told_once
 from lostflops.causes.page_findings import PageFindings
@@ -126,11 +128,11 @@ def test_garbage_of_a_twentieth_of_the_step_is_told() -> None:
     ]
     unknown = finding("idle-unexplained", UNEXPLAINED, 30, "The GPU idles 30.0 ms per step.")
     for share, told in ((0.05, True), (0.049, False)):
-        tables = {"step_log_summary": pl.DataFrame({"garbage_share": [share]})}
+        tables = {"step_log_summary": pl.DataFrame({"recorded_garbage_share": [share]})}
         (found,) = page(unknown, ledger=ledger, tables=tables)
         assert found.next.startswith("Make fewer objects") is told
     more = finding("host-busy-elsewhere", "idle.other_host_work", 20, "The GPU idles 20.0 ms per step.")
-    tables = {"step_log_summary": pl.DataFrame({"garbage_share": [0.05]})}
+    tables = {"step_log_summary": pl.DataFrame({"recorded_garbage_share": [0.05]})}
     told_of = [
         f.name for f in page(more, unknown, ledger=ledger, tables=tables) if "garbage" in "".join(f.evidence)
     ]
@@ -199,6 +201,20 @@ def test_names_that_cost_as_much_stand_in_their_order_within_a_function_or_not()
     ]  # fmt: skip
 
 
+def test_a_wait_in_a_function_is_no_part_of_the_python_that_it_runs() -> None:
+    """As of a loop that waits for the threads of a pool, and launches between."""
+    loop = "jobs.py(3): train"
+    calls = ("copy.py(9): copy", 20), ("json/encoder.py(8): encode", 20), ("torch/optim/sgd.py(8): step", 15)
+    parts = [("_thread.lock.acquire", 45), *calls]
+    rows = [(0, PYTHON, f"{name} in {loop}", 4 * ms) for name, ms in parts]
+    claim = "The GPU idles 100 ms per step while the CPU runs other code."
+    (told,) = page(finding("host-busy-elsewhere", PYTHON, 100, claim), names=rows)
+    assert told.claim == (
+        "The GPU idles 100 ms per step while the CPU runs Python, or waits for another thread or process: "
+        "`train` (55.0 ms) and `_thread.lock.acquire` in `train` (45.0 ms)."
+    )
+
+
 def test_a_pause_is_told_once_of_what_is_idle_first() -> None:
     rows: Rows = [(0, step, account, 20) for step in range(8) for account in ("compute", "copy")]
     rows += [(0, 5, SAVING, 80)]
@@ -207,3 +223,48 @@ def test_a_pause_is_told_once_of_what_is_idle_first() -> None:
     both = replace(one, accounts=(SAVING, "copy"), claim="The GPU idles 30.0 ms per step (30.0 %).")
     claim = told_once(both, given([row for row in rows if row[2] != "copy"])).claim
     assert claim == "The GPU idles 80 ns once in 8 steps, in step 5 (30.0 ms per step, 30.0 %)."
+
+
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("on_host", [True, False])
+def test_steps_that_compile_could_be_as_short_as_those_that_do_not(others: int, on_host: bool) -> None:
+    """On a CPU 2 of 5 steps take 100 ms, of which they compile for 83; the shortest other takes 8."""
+    ledger: Rows = [(0, step, "compute", 17 if step < 2 else 6 + step) for step in range(5)]
+    ledger += [(0, step, COMPILING, 83 if step < 2 else others) for step in (0, 1, 4)]
+    one = finding("compilation-inside-step", COMPILING, 34, "Nothing computes for 34.0 ms per step.")
+    (told,) = page(one, ledger=ledger, on_host=on_host)
+    wider = on_host and not others
+    assert (told.ns_per_step, told.size) == ((2 * (100 - 8) * MS // 5 if wider else 34 * MS), 34 * MS)
+    assert ("as long as the shortest other: 8.00 ms" in str(told.evidence)) is wider
+
+
+@pytest.mark.parametrize(("ms", "computes"), [(5, True), (4, False)])
+def test_a_loader_on_a_cpu_that_calls_operators_computes(ms: int, computes: bool) -> None:
+    """Half of the 10 ms in which batches are made are operators, or less."""
+    claim = "Nothing computes for 10.0 ms per step (10.0 %) waiting for the data loader."
+    resize = "aten::resize in a.py(3): load"
+    names = [(0, DATA, resize, 4 * ms), (0, DATA, "a.py(3): load", 4 * (10 - ms))]
+    one = finding("data-loading-starves-device", DATA, 10, claim)
+    (told,) = page(one, names=names, on_host=True)
+    said = f"The data loader takes 10.0 ms per step (10.0 %), mostly in operators: `{resize[:12]}`"
+    assert told.claim == (f"{said} in `load`." if computes else claim)
+    (told,) = page(one, names=names)
+    assert told.claim == claim
+
+
+@pytest.mark.parametrize(
+    ("outside", "here", "told"), [(0.5, 0.1, True), (0.5, 0.11, False), (0.04, 0.0, False)]
+)
+def test_garbage_that_is_collected_outside_of_the_recorded_steps_is_told(
+    outside: float, here: float, told: bool
+) -> None:
+    """Of steps of 40 ms that were not recorded it takes 20, and 10 of recorded ones of 100."""
+    shares = {"garbage_share": outside, "recorded_garbage_share": here}
+    tables = {"step_log_summary": pl.DataFrame([{"rank": 0, "mean": 40 * MS, **shares}])}
+    found = page(join=collects_elsewhere, tables=tables)
+    said = "Collections of garbage that the recorded steps lack take 10.0 ms per step: 50.0 % of step time "
+    assert [f.claim for f in found] == [f"{said}outside of them, 10.0 % in them."] * told
+    assert all(f.size == 10 * MS for f in found)
+    pause = finding("pause-left-out", "", 9, "Every 6th step is longer (collecting garbage).")
+    pause = replace(pause, recipe="step_log_pauses")
+    assert page(pause, join=collects_elsewhere, tables=tables) == [pause]

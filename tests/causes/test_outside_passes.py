@@ -67,15 +67,58 @@ def test_what_makes_no_node_of_a_backward_pass_is_outside_of_what_trains(tmp_pat
     rows = [{"name": name, "start": s, "end": e, "thread": 7} for name, s, e in frames]
     told = outside_passes(run(tmp_path, frames=rows), COUNTED)
     assert of_kind(told, "operator") == {"aten::rot90": 7, "aten::mm": 5, "aten::mul": 3}
-    assert of_kind(told, "model") == {OTHER: 5}
+    assert of_kind(told, "model") == {OTHER: 5} and of_kind(told, "graph") == {}
     assert of_kind(told, "function") == {AUGMENT: 7, EMA: 3}
     # From the step's start to the model, from the model to the loss, from the optimizer to its zeroing.
     assert of_kind(told, "bound") == {"": 18 + 9 + 20}
     assert of_kind(told, "step") == {"1": 7 + 5 + 3}
 
 
-def test_nothing_is_told_where_the_passes_of_the_model_are_not_marked(tmp_path: Path) -> None:
-    assert outside_passes(run(tmp_path, ranges=[]), COUNTED).is_empty()
+@pytest.mark.parametrize(("second", "graph"), [(9, {OTHER: 5}), (8, {})])
+def test_a_pass_in_which_autograd_counts_on_made_a_graph(
+    tmp_path: Path, second: int, graph: dict[str, int]
+) -> None:
+    """Frozen weights need no nodes: all operators of such a pass have the number of the next node."""
+    trace = run(tmp_path)
+    rows = trace.table("operators")
+    assert rows is not None
+    made_nodes = rows.collect().with_columns(
+        sequence=pl.when(pl.col("start") == 136).then(8).otherwise("sequence")
+    )
+    more = made_nodes.filter(pl.col("start") == 136).with_columns(
+        start=pl.lit(139, pl.Int64), sequence=pl.lit(second, made_nodes.schema["sequence"])
+    )
+    told = outside_passes(run(tmp_path, operators=pl.concat([made_nodes, more]).to_dicts()), COUNTED)
+    assert (of_kind(told, "model"), of_kind(told, "graph")) == ({OTHER: 5}, graph)
+
+
+def test_where_passes_are_not_marked_one_begins_with_the_first_operator_that_has_a_gradient(
+    tmp_path: Path,
+) -> None:
+    """A trace of PyTorch's profiler alone: from 120 to 160 gradients flow, whatever else is among it."""
+    marks = [{"name": "Optimizer.zero_grad#SGD", "start": 190, "end": 193, "thread": 7}]
+    trace = run(tmp_path, ranges=marks)
+    told = outside_passes(trace, COUNTED)
+    assert of_kind(told, "operator") == {"aten::rot90": 7, "aten::mul": 3}
+    assert (of_kind(told, "model"), of_kind(told, "unmarked")) == ({}, {"": 7 + 3})
+    # From the step's start, and from the optimizer to its zeroing.
+    assert of_kind(told, "bound") == {"": 20 + 20}
+    operators = trace.table("operators")
+    assert operators is not None
+    again = [
+        {"start": start, "end": start + 2, "sequence": 9, "phase": phase, "name": "f", "thread": 7}
+        for start, phase in ((184, "forward"), (187, "backward"))
+    ]
+    two = run(tmp_path, ranges=marks, operators=[*operators.collect().to_dicts(), *again])
+    # The last one lies between two passes of the step, from the optimizer to the second.
+    assert of_kind(outside_passes(two, COUNTED), "bound") == {"": 20 + 14}
+    # Of a job that updates its weights by hand nothing tells what does so.
+    by_hand = [row for row in operators.collect().to_dicts() if row["phase"] != "optimizer"]
+    marks = [{**marks[0], "name": "train"}]
+    told = outside_passes(run(tmp_path, ranges=marks, operators=by_hand), COUNTED)
+    assert of_kind(told, "operator") == {"aten::rot90": 7}
+    no_backward = [{"name": "aten::mm", "start": 120, "end": 131, "thread": 7, "sequence": 4}]
+    assert outside_passes(run(tmp_path, ranges=marks, operators=no_backward), COUNTED).is_empty()
 
 
 def outside(*rows: tuple[str, str, int]) -> pl.DataFrame:
@@ -91,6 +134,11 @@ LEDGER = [(0, step, "compute", 100) for step in range(2)]
         ([], ": `aten::mul` (19.0 ms).", "To see which functions call them, record call stacks"),
         ([("function", AUGMENT, 20)], ", mostly in `augment` (10.0 ms): ", "Make `augment` (a.py:3) cheaper"),
         ([("model", OTHER, 30)], ", mostly in passes of `Teacher` without gradients (15.0 ms)", "If this"),
+        (
+            [("model", OTHER, 30), ("graph", OTHER, 15)],
+            ", mostly in passes of `Teacher` that no backward pass follows (15.0 ms)",
+            "These passes keep all that a backward pass needs. Where none uses it later, call",
+        ),
         ([("function", AUGMENT, 19)], ": `aten::mul` (19.0 ms).", "To see"),
     ],
 )
@@ -106,9 +154,25 @@ def test_operators_outside_are_told_with_what_calls_them_and_a_bound(
     assert says in told.claim and told.next.startswith(then)
     assert (told.gain, told.ns_per_step, told.size) == ("at most", 25 * MS, 20 * MS)
     assert "aten::add" not in told.claim
+    unmarked = pl.concat([rows, outside(("unmarked", "", 40))])
+    (plain,) = page(ledger=LEDGER, join=computes_outside, on_host=True, outside=unmarked)
+    assert plain.claim.startswith("Operators without gradients, other than the optimizer's, take 20.0 ms per")
+    assert plain.next.endswith("What frozen layers say of a sample can be computed once and stored.")
     two = [(rank, 0, "compute", 100) for rank in range(2)]  # which may wait for each other
     (told,) = page(ledger=two, join=computes_outside, on_host=True, outside=rows)
     assert (told.gain, told.ns_per_step, told.size) == ("unknown", 0, 20 * MS)
+
+
+def test_what_comes_in_several_steps_is_told_with_their_number() -> None:
+    """An evaluation after two of five steps of training: 40 ms each."""
+    ledger = [(0, step, "compute", 60 if step in (1, 3) else 20) for step in range(5)]
+    for other, said in ((1, ", in 2 of 5 steps: `aten::mm`"), (2, "): `aten::mm`")):
+        some = [("step", f"{step}", 40 if step in (1, 3) else other) for step in range(5)]
+        rows = outside(("operator", "aten::mm", 80 + 3 * other), ("bound", "", 90), *some)
+        (told,) = page(ledger=ledger, join=computes_outside, on_host=True, outside=rows)
+        assert said in told.claim
+    once = outside(("operator", "aten::mm", 80), ("bound", "", 90), ("step", "1", 80))
+    assert not page(ledger=ledger, join=computes_outside, on_host=True, outside=once)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +200,8 @@ def test_one_cause_is_told_once_and_from_a_tenth_of_a_step_on(known: dict[str, A
     assert ["mostly in" in f.claim for f in found if f not in others] == (
         [False] if "passes" in known else []
     )
+    held = "They are called from `augment` (a.py:3), which trains as well"
+    assert all(f.next.startswith(held) for f in found if f not in others)
 
 
 @pytest.mark.parametrize(("others", "one"), [(3, True), (4, False)])
@@ -213,5 +279,9 @@ def test_python_of_an_autograd_function_is_told_although_its_row_is_an_operator(
         # Nothing tells Python from C++ that is no operator: it is no loss, and comes behind those.
         assert [(f.gain, f.ns_per_step, f.size) for f in found] == [("unknown", 0, 0)] * many
         assert all("5.00 ms per step" in f.evidence[0] for f in found)
+    both = pl.DataFrame([(0, "SlowBackward", 6 * MS), (0, "Slow", 10 * MS)], OWN_FUNCTIONS, orient="row")
+    (one,) = page(ledger=LEDGER, join=runs_own_functions, on_host=True, own_functions=both)
+    assert one.claim.startswith("`Slow`, an autograd function of the job's own, is 8.0 % of a step")
+    assert one.evidence[0] == "it counts as compute, 8.00 ms per step: 3.00 ms of it in the backward pass"
     two = [(rank, 0, "compute", 100) for rank in range(2)]
     assert not page(ledger=two, join=runs_own_functions, own_functions=rows)

@@ -65,7 +65,7 @@ def test_many_batches_of_a_step_that_are_handed_over_need_no_more_workers(tmp_pa
         f for f in lostflops.why(recorded(tmp_path, step)).findings if f.name == "data-loading-starves-device"
     )
     assert "for each of 8 batches a step, no more than handing over a batch costs" in finding.next
-    assert finding.remedies == ()
+    assert finding.remedies == () and finding.next.endswith("on a thread, before its step begins.")
 
 
 def test_a_cpu_that_waits_no_more_is_ahead_in_the_first_recorded_step_too(tmp_path: Path) -> None:

@@ -104,3 +104,11 @@ def test_a_pause_between_windows_is_not_told_to_give_workers_to_a_loader_that_ha
         assert (told == pause) is kept
         assert kept or (told.remedies == () and told.next.startswith("This loader has worker processes: if"))
         assert told.next.endswith("n")  # the step to record
+
+
+def test_a_loader_with_workers_that_waits_in_other_steps_may_start_them_there() -> None:
+    elsewhere = finding("data-wait-outside-window", "", 0, accounts=(), next="Give it more workers.")
+    (told,) = page(elsewhere, workers=workers((2, 0, 0, 0)))
+    assert "if an epoch begins there, `persistent_workers=True`" in told.next and told.remedies == ()
+    (told,) = page(elsewhere, workers=workers())
+    assert told.next == elsewhere.next

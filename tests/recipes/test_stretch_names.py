@@ -141,6 +141,12 @@ def test_what_records_is_not_what_the_job_does(folder: str) -> None:
         (3, 90, "torch/serialization.py(943): save in train.py(9): keep"),
     ]
     assert names([(3, 90)], frames[:2]) == [(3, 90, "train.py(9): keep")]
+    # What it asks for itself is not the job's either, and what it calls for the job is.
+    own = (1, 99, f"lostflops_recorder/{folder}clock.py(102): _passed")
+    asks = [frames[0], own, (2, 98, "<built-in function thread_time_ns>")]
+    assert names([(3, 90)], asks) == [(3, 90, f"{own[2]} in train.py(9): keep")]
+    calls = [frames[0], own, frames[2], (3, 97, "<built-in method write of _io.BufferedWriter object>")]
+    assert names([(4, 90)], calls) == [(4, 90, "_io.BufferedWriter.write in train.py(9): keep")]
 
 
 def test_a_row_that_outlives_the_one_it_began_in_is_not_lost() -> None:

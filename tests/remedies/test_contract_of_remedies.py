@@ -72,6 +72,12 @@ def test_every_remedy_is_recommended_by_something() -> None:
         assert set(account.remedies) <= set(REMEDIES), account.name
 
 
+def test_a_job_without_a_gpu_is_told_nothing_that_needs_one() -> None:
+    """Of checkpoints and logs: NCCL is not in PyTorch's builds for CPUs, and values lie in no GPU."""
+    saves, logs = (REMEDIES[name].changes["pytorch"].says for name in ("async-checkpoint", "log-less"))
+    assert 'without a GPU `"gloo"`' in saves and "GPU" not in logs
+
+
 def test_what_the_page_spells_out_has_words_for_plain_pytorch() -> None:
     for name, asked in asked_for().items():
         for remedy in asked.remedies:

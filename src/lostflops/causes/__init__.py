@@ -17,6 +17,7 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds
 
 from .between_ranks.exposed import with_busy_links
+from .between_steps.collected import collects_elsewhere
 from .between_steps.slower_steps import join_paces
 from .copies import join_copies
 from .declared import (
@@ -102,6 +103,7 @@ def findings(given: Given) -> tuple[Finding, ...]:
     held_up_by_staging(page)
     join_waiting(page)
     join_paces(page)
+    collects_elsewhere(page)
     loss_takes_long(page)
     casts_weights(page)
     computes_again(page)
@@ -172,7 +174,7 @@ def _hands_over(given: Given) -> str:
     return (
         f"The loader takes {each}, no more than handing over a batch costs with any number of workers. "
         f"{'Take fewer and larger batches' if many > 1 else 'Make the steps longer (a larger batch)'}, or "
-        "fetch the next batch on a thread while the GPU computes."
+        "fetch the next batch on a thread, before its step begins."
     )
 
 

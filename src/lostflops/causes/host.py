@@ -15,6 +15,7 @@ from .declared import BESIDE, COMPUTED_ON_CPU, EVALUATES, MADE_ON_CPU, ONE_BY_ON
 from .given import BETWEEN, HOST_WAITS, OTHER_HOST, Given
 from .given import UNEXPLAINED as NOTHING_KNOWN
 from .idle.evaluation import evaluates_often
+from .idle.first_runs import runs_first
 from .idle.freed_memory import gives_memory_back
 from .idle.graphs import OF_IDLE, launched_late, pauses_inside_graphs
 from .idle.made_tensors import computes_on_cpu, makes_tensors
@@ -81,6 +82,7 @@ def join_host(page: PageFindings) -> None:
     for finding in [f for f in page.all() if f.recipe == "idle_summary" and f.name not in TOLD]:
         page.replace(finding, named(page, finding))
     starts_workers(page)
+    runs_first(page)
     gives_memory_back(page)
     between_operators(page)
     with_operators(page)
@@ -359,7 +361,9 @@ def _blocked(page: PageFindings) -> None:
         hidden = crowded if given.on_host else given.mean_step - finding.size
         if 2 * (blocked - hidden) < finding.size:
             if given.on_host and 2 * blocked >= finding.size and not finding.doubt:
-                page.replace(finding, replace(finding, doubt=MAY_BE_BLOCKED.format(milliseconds(blocked))))
+                # What blocks it may hold up operators as well.
+                doubt = MAY_BE_BLOCKED.format(milliseconds(blocked))
+                page.replace(finding, replace(finding.without_bound(), doubt=doubt))
             continue
         stacks = f" {advice[0]}" if (advice := RECORD_STACKS.search(finding.next)) else ""
         page.replace(
@@ -406,7 +410,7 @@ def _collects_young_objects(page: PageFindings) -> None:
     """Passes over the youngest objects are too short to be marked one by one: the step log adds them up."""
     given = page.given
     table = given.table("step_log_summary")
-    share = None if table is None else table["garbage_share"].mean()
+    share = None if table is None else table["recorded_garbage_share"].mean()
     found = [f for f in (page.of(UNEXPLAINED), page.of(BY_NAME)) if f is not None]
     if not found or not isinstance(share, float) or not given.mean_step:
         return
@@ -415,8 +419,8 @@ def _collects_young_objects(page: PageFindings) -> None:
     if share < COLLECTS_FROM or share < 2 * marked:
         return
     fact = (
-        f"Python collects garbage for {percent(share, 1)} of step time outside the recorded steps, most of "
-        "it in passes over young objects, too short to be marked"
+        f"Python collects garbage for {percent(share, 1)} of the recorded steps' time, most of it in passes "
+        "over young objects, too short to be marked"
     )
     fewer = "Make fewer objects per step that refer to each other, or raise `gc.set_threshold`."
     page.replace(

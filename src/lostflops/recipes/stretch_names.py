@@ -61,6 +61,7 @@ _PLUMBING = re.compile(
     r"|^lostflops_recorder/(?:\w+/)?\w+\.py\(\d+\): "
     r"(?:backward|called|counting|named|outer|outermost|__call__)$"
 )
+_BUILT, _RECORDER = "<built-in ", "lostflops_recorder/"  # what such frames begin with
 _FRAME = re.compile(r"^(.+?)\(\d+\): ")
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -140,7 +141,7 @@ def named(stretches: pl.DataFrame, rows: Sequence[pl.DataFrame]) -> pl.DataFrame
     did, texts = _rows(asked, rows, lanes)
     users = np.array([is_users(text) for text in texts], dtype=np.bool_)
     did = _with_calls_as_one(asked, did, users)
-    parts = _parts(asked, did, users, _inner_functions(texts))
+    parts = _parts(asked, did, users, texts)
     found = pl.DataFrame(
         {
             "_asked": parts.asked,
@@ -292,9 +293,12 @@ def _with_calls_as_one(asked: pl.DataFrame, rows: _Rows, users: Bool) -> _Rows:
     )
 
 
-def _parts(asked: pl.DataFrame, rows: _Rows, users: Bool, inner_of: Int) -> _Parts:
-    """Cut the stretches and find the row that names each part. `users` marks texts of user's functions, and
-    `inner_of` those that are inner ones of their file."""
+def _parts(asked: pl.DataFrame, rows: _Rows, users: Bool, texts: Sequence[str]) -> _Parts:
+    """Cut the stretches and find the row that names each part. `users` marks texts of user's functions."""
+    inner_of = _inner_functions(texts)
+    built_in, recorder = (
+        np.array([text.startswith(head) for text in texts], dtype=np.bool_) for head in (_BUILT, _RECORDER)
+    )
     number = asked["_asked"].to_numpy().astype(np.int64)
     start, end, lane = (asked[c].to_numpy() for c in ("start", "end", "_lane"))
     tree = _Tree(rows, np.flatnonzero(rows.tells))
@@ -326,7 +330,10 @@ def _parts(asked: pl.DataFrame, rows: _Rows, users: Bool, inner_of: Int) -> _Par
     every = _Settled(*(np.concatenate(some) for some in zip(*settled, strict=True)))
     row, around = (
         tree.rows_of(node)
-        for node in (tree.called(every.node, rows, inner_of), tree.around(every.node, rows, users))
+        for node in (
+            tree.by_recorder(tree.called(every.node, rows, inner_of), rows, built_in, recorder),
+            tree.around(every.node, rows, users),
+        )
     )
     # What no telling row covers is cut at the outermost of the others.
     bare = np.flatnonzero(every.node < 0)
@@ -454,6 +461,15 @@ class _Tree:
             at = order[low:high]
             nearest[at] = np.where(own[at], at, nearest[forest.parent[at]])
         return nearest[node]
+
+    def by_recorder(self, node: Int, rows: _Rows, built_in: Bool, recorder: Bool) -> Int:
+        """The places themselves; of built-in functions that the recorder calls itself the caller's."""
+        if self.count == 0 or not recorder.any():
+            return node
+        text = rows.text[self.chosen[self.forest.order]]
+        above = self.forest.parent[node]
+        asks = (node >= 0) & (above >= 0) & built_in[text[node]] & recorder[text[above]]
+        return np.where(asks, above, node)
 
     def called(self, node: Int, rows: _Rows, inner_of: Int) -> Int:
         """The places themselves; of inner functions that of the one in the same file which was called."""

@@ -18,6 +18,7 @@ COMPILATION = Account(
         "compilation-inside-step",
         "while kernels are compiled or loaded",
         0.01,
+        on_host="while code is compiled",
         remedies=("steady-shapes",),
         edit="host:compilation=0ms",
     ),

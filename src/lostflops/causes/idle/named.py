@@ -64,6 +64,7 @@ PHASE = re.compile(
     r"|(?:training_|train_)?(?:batch|iter|iteration)|micro_?batch|evaluate_function|autograd)(?:[^a-z]|$)"
 )
 OPERATOR = re.compile(r"^aten::\w+(?: in |$)")  # that computes on the CPU, where it takes long
+ANY_OPERATOR = re.compile(r"^\w+::\w+(?: in |$)")
 MESSAGES = re.compile(r"MPI_\w|uc[ps]_")
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
 # Optimizers whose states lie in the host's memory: DeepSpeed's, ColossalAI's, torchao's.
@@ -91,6 +92,8 @@ def named(page: PageFindings, finding: Finding) -> Finding:
     if LONG_CALLS in finding.accounts and parts and ASKS.match(parts[0][0]) and named.is_mostly_these:
         keep = f"Ask once, and keep what {spoken(parts[0][0])} answers; or ask less often than in each step."
         return replace(named, next=keep, remedies=())
+    if LOADING in finding.accounts and page.given.on_host:
+        return _computes_batches(page, named, parts)
     if LAUNCHING in finding.accounts:
         return _tensor_by_tensor(page, named, parts)
     if finding.name != BY_NAME:
@@ -112,6 +115,20 @@ def named(page: PageFindings, finding: Finding) -> Finding:
         claim=f"{claim.rstrip('.')}: {listed(what)}.",
         next=_in_pieces(page, parts[0]) or _advice(page, [name for name, _ in (work if edit else parts[:1])]),
         edit=edit,
+    )
+
+
+def _computes_batches(page: PageFindings, finding: Finding, parts: Sequence[tuple[str, int]]) -> Finding:
+    """The finding about a loader on a CPU, as computing where it is mostly in operators that it calls."""
+    operators = [(name, ns) for name, ns in parts if ANY_OPERATOR.match(name)]
+    if 2 * sum(ns for _, ns in operators) < finding.size:
+        return finding
+    largest = [(name, ns) for name, ns in operators[:2] if ns >= NAMED_FROM * finding.size]
+    what = listed([without_place(spoken(name)) for name, _ in largest])
+    return replace(
+        finding,
+        claim=f"The data loader takes {page.share(finding.size)}, mostly in operators"
+        f"{f': {what}' if what else ''}.",
     )
 
 
@@ -237,10 +254,12 @@ def own_code(name: str) -> bool:
 
 def _by_function(parts: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     """Names with their time, the largest first; those in one function of the user's as one, where none of
-    them is most of it: a copy of a tree is spread over many functions of a library."""
+    them is most of it: a copy of a tree is spread over many functions of a library. A row in which the
+    thread runs no code stays by itself."""
     inside = dict[str, list[tuple[str, int]]]()
     for name, ns in parts:
-        inside.setdefault(_users_function(name) or name, []).append((name, ns))
+        function = "" if stands_still(name) else _users_function(name)
+        inside.setdefault(function or name, []).append((name, ns))
     told = list[tuple[str, int]]()
     for frame, some in inside.items():
         whole = sum(ns for _, ns in some)
@@ -291,7 +310,7 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
         return (
             f"Find what {spoken(name)} waits for: if it is the next batch, let more workers fill the queue, "
             "and earlier; if it is a result, ask for it a step later; if it is a lock, hold it for less "
-            "long; if it is the next request, there are too few for this GPU."
+            "long; if it is the next request, too few of them come."
         )
     if still == FILES:
         ahead = "read ahead in the loader's workers" if loads else "read ahead on another thread"

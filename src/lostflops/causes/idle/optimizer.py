@@ -112,11 +112,14 @@ def leave_rest(
         if not page.reaches(left, loss.from_share):
             continue
         evidence = (fact for fact in member.evidence if not OF_ALL.search(fact))
+        # On a CPU where nothing hides what a pause holds, its bound is the idle time.
+        alone = page.given.on_host and member.ns_per_step == member.size
         page.put(
             replace(
                 member,
                 claim=PER_STEP.sub(page.share(left), member.claim, count=1),
                 cost_per_step=left,
+                ns_per_step=left if alone else member.ns_per_step,
                 evidence=(says, *evidence),
                 edit=launching if member.accounts[0] == LAUNCHING[0] else member.edit,
             )

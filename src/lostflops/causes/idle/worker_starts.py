@@ -30,6 +30,12 @@ OF_OTHER_STEPS = (
     "This loader has worker processes: if an epoch begins in these steps, `persistent_workers=True` keeps "
     "them for it."
 )
+ELSEWHERE = "data-wait-outside-window"
+IN_OTHER_STEPS = (
+    "Record steps in which it happens. This loader has worker processes: if an epoch begins there, "
+    "`persistent_workers=True` keeps them for it; else they are too few, or a single sample is slow (a "
+    "larger `prefetch_factor`)."
+)
 MADE_LONG = re.compile(r"; [^;]*(?=\. It is left out of the mean)")
 
 
@@ -47,6 +53,8 @@ def starts_workers(page: PageFindings) -> None:
     # A window in the middle of an epoch has no start of workers, and those that it uses are there.
     for finding in [f for f in page.all() if f.name == NOT_RECORDED and f.remedies == (MORE_WORKERS,)]:
         page.replace(finding, replace(finding, next=f"{OF_OTHER_STEPS} {finding.next}", remedies=()))
+    if (elsewhere := page.of(ELSEWHERE)) is not None:
+        page.replace(elsewhere, replace(elsewhere, next=IN_OTHER_STEPS, remedies=()))
     long = given.table("outlier_steps")
     for finding in [f for f in page.all() if f.name == LONG_STEP and f.accounts == (LOADING,)]:
         step = re.match(r"Step (\d+) ", finding.claim)

@@ -47,7 +47,7 @@ def _steps(number: int) -> list[dict[str, int | bool]]:
     columns={
         "rank": Id("rank"),
         "device": Id("GPU; null for memory of the host"),
-        "steps": Count("whole steps with events of the allocator"),
+        "steps": Count("whole steps with events of the allocator; of the host without the first"),
         "first": Bytes("least that was allocated in the first of them"),
         "last": Bytes("least that was allocated in the last"),
         "most": Bytes("most that was allocated in the last"),
@@ -85,8 +85,20 @@ def _steps(number: int) -> list[dict[str, int | bool]]:
             "too few steps of the host to tell",
             given={"allocations": _events(10, 20, 30, device=None), "steps": _steps(3), "ranks": [{}]},
             expect=[
-                {"rank": 0, "device": None, "steps": 3, "first": 10, "last": 30, "most": 430}
+                {"rank": 0, "device": None, "steps": 2, "first": 20, "last": 30, "most": 430}
                 | {"per_step": 10, "steady": False, "memory": None, "left": None}
+            ],
+        ),
+        Example(
+            "the host's totals begin with the recording: what is kept all along is in them from step 2 on",
+            given={
+                "allocations": _events(1, 70, 74, 79, 82, device=None),
+                "steps": _steps(5),
+                "ranks": [{}],
+            },
+            expect=[
+                {"rank": 0, "device": None, "steps": 4, "first": 70, "last": 82, "most": 482}
+                | {"per_step": 4, "steady": True, "memory": None, "left": None}
             ],
         ),
     ],
@@ -95,7 +107,8 @@ def memory_growth(allocations: Allocations, steps: Steps, ranks: Ranks) -> pl.La
     """Compare the least that is allocated in each whole step with that of the step before.
 
     What is kept from step to step raises it; what one step needs, and gives back, does not. Memory that the
-    allocator reserves and cannot use is not counted.
+    allocator reserves and cannot use is not counted. Of the host's memory PyTorch counts what was allocated
+    since the recording began, so that the first step lacks what the others hold all along.
     """
     place = ["rank", "device"]
     windows = host_steps(steps, steps.filter(pl.col("complete").fill_null(True)))
@@ -110,6 +123,7 @@ def memory_growth(allocations: Allocations, steps: Steps, ranks: Ranks) -> pl.La
     steady = (pl.col("steps") >= FEWEST) & (mean > 0)
     return (
         levels.lazy()
+        .filter(pl.col("device").is_not_null() | (pl.col("step") > pl.col("step").min().over(place)))
         .sort(*place, "step")
         .with_columns(_more=pl.col("least").diff().over(place))
         .group_by(place)
@@ -157,11 +171,20 @@ def _row(device: int | None, per_step: int, memory: int | None = None) -> dict[s
             claim="Tensors on the GPU grow by 100 MiB per step, from 2.93 GiB to 3.32 GiB in 5 steps; the "
             "GPU is full after at most 739 more.",
         ),
+        Shows(
+            "3 MiB more in each step, in memory of which only what came while recording is known",
+            rows=[_row(None, 3 << 20)],
+            claim="Tensors in host memory grow by 3 MiB per step, over 5 steps.",
+        ),
     ],
 )
 def tensors_pile_up(table: pl.DataFrame) -> Iterator[Finding]:
-    """Of the ranks, the one that grows most; of the GPU's and the host's memory, each."""
-    worth = pl.max_horizontal(pl.lit(1), pl.min_horizontal(pl.lit(LEAST), WORTH_SAYING * pl.col("first")))
+    """Of the ranks, the one that grows most; of the GPU's and the host's memory, each.
+
+    How much of the host's is held is not known: only what was allocated since the recording began is.
+    """
+    held = pl.when(pl.col("device").is_null()).then("most").otherwise("first")
+    worth = pl.max_horizontal(pl.lit(1), pl.min_horizontal(pl.lit(LEAST), WORTH_SAYING * held))
     growing = table.filter("steady", pl.col("per_step") >= worth)
     for on_gpu, what, advice in ((True, "on the GPU", KEPT_TENSORS), (False, "in host memory", KEPT)):
         mine = growing.filter(pl.col("device").is_not_null() == on_gpu)
@@ -171,10 +194,11 @@ def tensors_pile_up(table: pl.DataFrame) -> Iterator[Finding]:
         row = mine.sort(by, descending=[True, False, False]).row(0, named=True)
         full = "" if row["left"] is None else f"; the GPU is full after at most {row['left']:,} more"
         where = f" (rank {row['rank']})" if table["rank"].n_unique() > 1 else ""
+        levels = f"from {written(row['first'])} to {written(row['last'])} in" if on_gpu else "over"
         yield Finding(
             name="tensors-pile-up",
-            claim=f"Tensors {what} grow by {written(row['per_step'])} per step, from {written(row['first'])} "
-            f"to {written(row['last'])} in {row['steps']:,} steps{where}{full}.",
+            claim=f"Tensors {what} grow by {written(row['per_step'])} per step, {levels} "
+            f"{row['steps']:,} steps{where}{full}.",
             gain="unknown",
             evidence=(
                 "each step keeps about as much more than the one before, at its least",

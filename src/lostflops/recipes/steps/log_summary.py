@@ -52,6 +52,7 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
         "recorded_data_share": Share("waiting for data as a share of the recorded steps' time"),
         "checkpoint_share": Share("share of the others' time in saving checkpoints"),
         "garbage_share": Share("share of the others' time in collecting garbage"),
+        "recorded_garbage_share": Share("the same of the recorded steps' time"),
     },
     examples=[
         Example(
@@ -71,6 +72,7 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
                 | {"before": None, "after": None, "recorded_median": 55, "longer": 0.375, "alike": 0.2}
                 | {"longest": 100, "longest_step": 5, "data": 10, "data_share": 53 / 251}
                 | {"recorded_data_share": 5 / 165, "checkpoint_share": 0.0, "garbage_share": 15 / 251}
+                | {"recorded_garbage_share": 9 / 165}
             ],
         ),
         Example(
@@ -96,7 +98,7 @@ def _log(*steps: tuple[int, int | None, int, bool], rank: int = 0, world: int | 
             expect=[
                 {"rank": 0, "world_size": 1, "steps": 3, "recorded": 2, "median": None, "mean": None}
                 | {"recorded_median": None, "longer": None, "alike": None, "longest": None, "data": None}
-                | {"data_share": None, "recorded_data_share": 2 / 16}
+                | {"data_share": None, "recorded_data_share": 2 / 16, "recorded_garbage_share": 6 / 16}
                 | {"checkpoint_share": None, "garbage_share": None}
             ],
         ),
@@ -108,19 +110,17 @@ def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
     Durations are the host's and hold nothing of lostflops' own work between steps. The step before a window,
     in which the profiler is prepared, counts with neither.
     """
-    before_window = (pl.col("recorded") & ~pl.col("recorded").shift(fill_value=False)).shift(
-        -1, fill_value=False
-    )
-    timed = pl.col("duration").is_not_null()
+    is_in = pl.col("recorded")
+    before = (is_in & ~is_in.shift(fill_value=False)).shift(-1, fill_value=False)
+    timed, late = pl.col("duration").is_not_null(), pl.col("step") >= WARM_UP
     ordered = step_log.sort("rank", "step").with_columns(
         _recorded=pl.col("recorded") & timed,
-        _other=timed & ~pl.col("recorded") & (pl.col("step") >= WARM_UP)
-        & ~before_window.over("rank", order_by="step"),
+        _other=timed & ~is_in & late & ~before.over("rank", order_by="step"),
         _first=pl.col("step").filter("recorded").min().over("rank"),
         _last=pl.col("step").filter("recorded").max().over("rank"),
     )  # fmt: skip
     other, recorded = pl.col("duration").filter("_other"), pl.col("duration").filter("_recorded")
-    spent, kept, usual = other.sum(), recorded.sum(), recorded.median()
+    usual = recorded.median()
     before, after = (
         pl.col("duration").filter(pl.col("_other") & side)
         for side in (pl.col("step") < pl.col("_first"), pl.col("step") > pl.col("_last"))
@@ -128,7 +128,7 @@ def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
     apart = _longer(before, after) | _longer(after, before)
     alike = pl.when(usual >= other.median()).then((other >= (1 - NEAR) * usual).mean())
     alike = alike.otherwise((other <= (1 + NEAR) * usual).mean())
-    data, saving = pl.col("data").filter("_other").sum(), pl.col("checkpoint").filter("_other").sum()
+    data = pl.col("data").filter("_other").sum()
     return (
         ordered.group_by("rank", maintain_order=True)
         .agg(
@@ -136,7 +136,7 @@ def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
             steps=pl.len().cast(pl.Int64),
             recorded=pl.col("recorded").sum().cast(pl.Int64),
             median=_typical(other),
-            mean=pl.when(other.len() > 0).then(spent // other.len()).cast(pl.Int64),
+            mean=pl.when(other.len() > 0).then(other.sum() // other.len()).cast(pl.Int64),
             before=pl.when(apart).then(_typical(before)),
             after=pl.when(apart).then(_typical(after)),
             recorded_median=_typical(recorded),
@@ -144,16 +144,22 @@ def step_log_summary(step_log: StepLog) -> pl.LazyFrame:
             longest=other.max(),
             longest_step=pl.col("step").filter(pl.col("_other") & (pl.col("duration") == other.max())).min(),
             data=pl.when(other.len() > 0).then(data // other.len()).cast(pl.Int64),
-            data_share=pl.when(spent > 0).then(data / spent),
-            recorded_data_share=pl.when(kept > 0).then(pl.col("data").filter("_recorded").sum() / kept),
-            checkpoint_share=pl.when(spent > 0).then(saving / spent),
-            garbage_share=pl.when(spent > 0).then(pl.col("garbage").filter("_other").sum() / spent),
+            data_share=_share("data", "_other"),
+            recorded_data_share=_share("data", "_recorded"),
+            checkpoint_share=_share("checkpoint", "_other"),
+            garbage_share=_share("garbage", "_other"),
+            recorded_garbage_share=_share("garbage", "_recorded"),
         )
         .with_columns(
             longer=pl.when(pl.col("median") > 0).then(pl.col("recorded_median") / pl.col("median") - 1)
         )
         .select(*step_log_summary.columns)
     )
+
+
+def _share(of: str, which: str) -> pl.Expr:
+    whole = pl.col("duration").filter(which).sum()
+    return pl.when(whole > 0).then(pl.col(of).filter(which).sum() / whole)
 
 
 def _typical(durations: pl.Expr) -> pl.Expr:
@@ -172,9 +178,7 @@ def _longer(some: pl.Expr, others: pl.Expr) -> pl.Expr:
 )
 def ranks_never_reported(table: pl.DataFrame) -> Iterator[Finding]:
     world = table["world_size"].max()
-    if not isinstance(world, int):
-        return
-    absent = sorted({*range(min(world, 1 << 20))} - {*table["rank"]})
+    absent = sorted({*range(min(world, 1 << 20) if isinstance(world, int) else 0)} - {*table["rank"]})
     if not absent:
         return
     named = ", ".join(map(str, absent[:MOST_NAMED])) + (", …" if len(absent) > MOST_NAMED else "")
@@ -194,12 +198,11 @@ def ranks_never_reported(table: pl.DataFrame) -> Iterator[Finding]:
     none_known="It is about the recording, not about the job: record other steps.",
 )
 def unlike_the_others(table: pl.DataFrame) -> Iterator[Finding]:
-    unlike = table.filter((pl.col("longer").abs() > UNLIKE) & (pl.col("alike") < OFTEN)).sort(
-        pl.col("longer").abs(), descending=True, maintain_order=True
-    )
-    if unlike.is_empty():
+    longer = pl.col("longer").abs()
+    unlike = table.filter(longer > UNLIKE, pl.col("alike") < OFTEN).sort(-longer, maintain_order=True)
+    most = next(unlike.iter_rows(named=True), None)
+    if most is None:
         return
-    most = unlike.row(0, named=True)
     word = "slower" if most["longer"] > 0 else "faster"
     where = f" on {unlike.height} of {table.height} ranks" if table.height > 1 else ""
     here = f" on rank {most['rank']}" if table.height > 1 else ""
@@ -226,14 +229,11 @@ def unlike_the_others(table: pl.DataFrame) -> Iterator[Finding]:
     verdict=Verdict("Input-bound outside the recorded steps", "waiting for data"),
 )
 def waits_for_data_elsewhere(table: pl.DataFrame) -> Iterator[Finding]:
-    # What the recorded steps show too is found there.
-    unseen = table.filter(
-        (pl.col("data_share") > WORTH_SAYING)
-        & (pl.col("data_share") > 2 * pl.col("recorded_data_share").fill_null(0))
-    ).sort("data_share", descending=True, maintain_order=True)
-    if unseen.is_empty():
+    share, seen = pl.col("data_share"), pl.col("recorded_data_share")
+    unseen = table.filter(share > WORTH_SAYING, share > 2 * seen.fill_null(0))  # else it is found there
+    worst = next(unseen.sort(-share, maintain_order=True).iter_rows(named=True), None)
+    if worst is None:
         return
-    worst = unseen.row(0, named=True)
     shown = worst["recorded_data_share"]
     yield Finding(
         name="data-wait-outside-window",

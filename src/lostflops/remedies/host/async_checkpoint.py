@@ -8,8 +8,8 @@ REMEDY = Remedy(
     does="The step waits for the copy to host memory only; the file is written while training goes on.",
     changes={
         "pytorch": Change(
-            "Save in the background: `torch.distributed.checkpoint.async_save`, with a CPU "
-            'backend (`init_process_group("cpu:gloo,cuda:nccl")`) and '
+            "Save in the background: `torch.distributed.checkpoint.async_save`, with a CPU backend "
+            '(`init_process_group("cpu:gloo,cuda:nccl")`, without a GPU `"gloo"`) and '
             "`async_checkpointer_type=AsyncCheckpointerType.PROCESS`; or save less often.",
             snippets=(
                 python(
@@ -18,6 +18,7 @@ REMEDY = Remedy(
                     "    async_save,",
                     ")",
                     "",
+                    '# Without a GPU: "gloo".',
                     'torch.distributed.init_process_group("cpu:gloo,cuda:nccl")',
                     "saving = async_save(",
                     "    state,",
@@ -26,7 +27,8 @@ REMEDY = Remedy(
                     ")",
                 ),
             ),
-            note="The default is a thread, which shares Python's lock with the training.",
+            note="The default is a thread, which shares Python's lock with the training and needs no process "
+            "group. A job of one process has a group where `torchrun --nproc-per-node 1` starts it.",
         ),
         "hf": Change(
             "Save less often: a larger `save_steps`, `save_only_model=True`, sharded state "

@@ -9,7 +9,8 @@ REMEDY = Remedy(
     changes={
         "pytorch": Change(
             "After the start call `gc.collect()`, `gc.freeze()` and `gc.disable()`; then "
-            "`gc.collect(1)` every few hundred steps, on all ranks in the same one.",
+            "`gc.collect(1)` every few hundred steps, on all ranks in the same one, and no other "
+            "`gc.collect()` in a step.",
             snippets=(
                 python(
                     "gc.collect()",
@@ -24,8 +25,8 @@ REMEDY = Remedy(
         ),
         "hf": Change(
             "In a callback: after the start `gc.freeze()` and `gc.disable()`, then "
-            "`gc.collect(1)` every few hundred steps, on all ranks in the same one. The Trainer "
-            "has no flag for it.",
+            "`gc.collect(1)` every few hundred steps, on all ranks in the same one, and no other "
+            "`gc.collect()` in a step. The Trainer has no flag for it.",
             snippets=(
                 python(
                     "class CollectSeldom(TrainerCallback):",
@@ -42,7 +43,8 @@ REMEDY = Remedy(
         ),
         "lightning": Change(
             "In a callback: after the start `gc.freeze()` and `gc.disable()`, then "
-            "`gc.collect(1)` every few hundred steps, on all ranks in the same one.",
+            "`gc.collect(1)` every few hundred steps, on all ranks in the same one, and no other "
+            "`gc.collect()` in a step.",
             snippets=(
                 python(
                     "class CollectSeldom(lightning.pytorch.Callback):",

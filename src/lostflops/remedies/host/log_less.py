@@ -8,8 +8,8 @@ REMEDY = Remedy(
     does="Values are logged every hundredth step, so that steps neither wait for them nor write them.",
     changes={
         "pytorch": Change(
-            "Log every hundredth step, read values from the GPU only then, and let a thread of "
-            "its own write them.",
+            "Log every hundredth step, read the values (`.item()`) only then, and let a thread of its own "
+            "write them.",
             snippets=(
                 python(
                     '-logger.info("loss %f", loss.item())',

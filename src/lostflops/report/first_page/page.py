@@ -10,6 +10,7 @@ from pathlib import Path
 import polars as pl
 
 from lostflops import causes, frameworks, recipes
+from lostflops.causes.declared import OWN_FUNCTION
 from lostflops.errors import LostflopsError
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.recipes.replayed_steps import replayed_once
@@ -399,7 +400,9 @@ def _verdict(
         return f"There is no ledger of this recording: {reason}."
     costliest = max(found, key=lambda f: (not causes.is_of_recording(f), f.size), default=None)
     first = found[0] if found and bounds(found[0], spent) else costliest
-    return verdict(spent, run.on_host, run.bounds or run.span, first, _unseen(run), in_graphs, is_doubtful)
+    own = any(finding.name == OWN_FUNCTION.name for finding in found)
+    span = run.bounds or run.span
+    return verdict(spent, run.on_host, span, first, _unseen(run), in_graphs, is_doubtful, own)
 
 
 def _verdict_of_the_log(by_name: Mapping[str, Answer]) -> str:

@@ -38,6 +38,7 @@ def verdict(
     unseen: str = "",
     in_graphs: float = 0.0,
     is_doubtful: bool = False,
+    own_functions: bool = False,
 ) -> str:
     """What bounds the mean step, in one sentence.
 
@@ -45,14 +46,15 @@ def verdict(
     that has no finding is told by its size alone. `unseen` is a clause on work that was not recorded, and
     then only the host's side can be told. `in_graphs` is the share of kernel time in CUDA graphs of which
     nobody knows whether they compute. `is_doubtful`: some of the GPU's work, or how long it took, was lost,
-    so that what seems idle may be that work.
+    so that what seems idle may be that work. With `own_functions`, what counts as compute holds autograd
+    functions of the job's own, of which nobody knows whether they compute.
     """
     length = f"{milliseconds(budget.mean)} {span}"
     compute = budget.of("compute")
     if first is not None and SAVES.search(first.claim):
         # The account is of logs as well.
         plain = replace(first, claim="")
-        said = verdict(budget, on_host, span, plain, unseen, in_graphs, is_doubtful)
+        said = verdict(budget, on_host, span, plain, unseen, in_graphs, is_doubtful, own_functions)
         return said.replace("checkpoints or logging", "checkpoints").replace(
             "checkpoints and logging", "checkpoints"
         )
@@ -81,8 +83,9 @@ def verdict(
     known = compute if 1000 * in_graphs < 1000 - COMPUTE_BOUND_PER_MILLE else 0
     bound = 1000 * known >= COMPUTE_BOUND_PER_MILLE * budget.ns
     who = "operators run" if on_host else "kernels run"
-    said = f"{'Compute-bound' if bound else 'Mostly compute'}: {who} for {percent(compute, budget.ns)} of "
-    said += f"the {length}{cause}"
+    who = f"{'Compute-bound' if bound else 'Mostly compute'}: {who}"
+    who = "Operators and autograd functions of the job's own run" if own_functions else who
+    said = f"{who} for {percent(compute, budget.ns)} of the {length}{cause}"
     if compute and not known:
         return f"{said}; {listless}."
     if not cause and losses and losses[0].visible:
