@@ -14,9 +14,9 @@ import msgspec
 import polars as pl
 
 from lostflops.ingest.attribution import OperatorTree
-from lostflops.intervals.matching import PAIR
 from lostflops.ingest.kineto.columns import MOST_BYTES, number
 from lostflops.ingest.kineto.event_texts import UNDECODABLE
+from lostflops.intervals.matching import PAIR
 from lostflops.naming.classification import collective_kind
 from lostflops.store.trace import Quality
 from lostflops.tables import FAMILY, NAME
@@ -490,7 +490,9 @@ def _barriers_for_messages(done: pl.DataFrame, given: Communication) -> pl.DataF
     inside = OperatorTree(barriers).at(done["start"], done["thread"]).is_not_null()
     messages = pl.Series(inside) & done["kind"].is_in(list(PAIR))
     name = done["name"].dtype
-    made = barriers.select("start", "end", "thread", name=pl.lit("gloo:barrier").cast(name), kind=pl.lit("barrier"))
+    made = barriers.select(
+        "start", "end", "thread", name=pl.lit("gloo:barrier").cast(name), kind=pl.lit("barrier")
+    )
     return pl.concat([done.filter(~messages), made], how="diagonal_relaxed")
 
 

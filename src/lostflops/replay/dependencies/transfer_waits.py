@@ -88,7 +88,7 @@ def _before(rank: RankOperations, rows: DeviceRows, order: Int, gaps: Int, previ
 
 
 def _returning(rows: DeviceRows, start: Int, end: Int) -> tuple[Int, Int]:
-    """The calls that return when what they began has ended, as `monitored_barrier` does, and what they began."""
+    """Calls that return when what they began has ended, as `monitored_barrier` does, and that row."""
     row = np.flatnonzero(rows.call != NONE)
     call, ended = rows.call[row], rows.end[row]
     waits = (end[call] >= ended) & (end[call] <= ended + RETURNS_WITHIN)
