@@ -15,6 +15,7 @@ from .between_ranks.advice import Advice, for_one
 from .between_ranks.exposed import EXPOSED, IN_PIECES, WAITING_TOLD, exposed_communication, gathers
 from .between_ranks.few_ranks import LATER_STILL, late_among_few, not_matched, waited_in_turn
 from .between_ranks.in_turn import does_more, for_ranks, in_turn, within_steps
+from .between_ranks.less_to_do import with_less_to_do
 from .between_ranks.several import EVEN_WORK, WAITS, for_several, is_one_of_many, unexplained
 from .given import OTHER_HOST, Given, has_stages
 from .idle.micro_batches import LAUNCHES, in_many_micro_batches
@@ -134,7 +135,11 @@ def join_waiting(page: PageFindings) -> None:
     if page.reaches(left, WAITS_FROM):
         left -= in_turn(page, left, waits, even=by_work, told_of=late.rank if late else None)
     if page.reaches(left, WAITS_FROM):
-        left -= for_ranks(page, left, waits, late.rank if late else None) or within_steps(page, left, waits)
+        left -= (
+            for_ranks(page, left, waits, late.rank if late else None)
+            or within_steps(page, left, waits)
+            or with_less_to_do(page, left, waits)
+        )
     if left > moving and waits is not None and page.reaches(left, WAITS_FROM):
         page.put(unexplained(page, waits, left) if among is None else _gains_little(page, waits, left, among))
         left = 0
