@@ -15,7 +15,7 @@ from lostflops.causes.longer_compute import (
     slower_compute,
 )
 from lostflops.causes.names import NAMED_FROM, called, like_the_others, listed
-from lostflops.causes.one_rank.advised import FINDING_OF, UNEVEN, label
+from lostflops.causes.one_rank.advised import FINDING_OF, UNEVEN, advised, label
 from lostflops.causes.one_rank.late import more_of
 from lostflops.causes.own_time.spent import MAY_WAIT, like_others_at_most, like_the_least_at_most
 from lostflops.causes.own_time.together import Turns, late_together, turns
@@ -75,12 +75,17 @@ def in_turn(
         page.replace(same, dearer(page, told, waited, bound_of(waits)))
         return waited
     said = label(found.account)
-    mostly = said if found.share >= MAIN_SHARE else "no one account"
-    key = FINDING_OF.get(found.account, UNEVEN)
+    one_account = found.share >= MAIN_SHARE
+    mostly = said if one_account else "no one account"
     evened = evener(page, found.ranks[0]) if found.account == "compute" and not has_stages(given) else None
     evidence = [f"what the last rank of a step does beyond the others: {percent(found.share, 1)} {said}"]
-    remedy = evened.text if evened else given.advice(key, EVENER)
-    named = evened.remedies if evened else given.named(key)
+    if evened:
+        remedy, named = evened.text, evened.remedies
+    elif one_account and found.account != "compute":
+        remedy, named = advised(page, found.account, device_slow=False)
+    else:
+        key = FINDING_OF.get(found.account, UNEVEN)
+        remedy, named = given.advice(key, EVENER), given.named(key)
     may_slow = found.account == "compute" and evened is None and not has_stages(given)
     if same_work := may_slow and no_more_to_do(given, found.explained):
         evidence.insert(0, "in each step the operators of all ranks ask for the same FLOPs")
