@@ -222,17 +222,16 @@ class Given:
     def waited_for(self, rank: int) -> int:
         """What ranks wait for this one in the end, of a mean step and rank, ns.
 
-        Who waits for it comes as much later to its other groups in that step, where further ranks wait for
-        that one: if that one has no more of its own to do than the others.
+        Who waits for it comes as much later to its other groups in that step, where ranks that never wait for
+        it themselves wait for that one: if that one has no more of its own to do than the others.
         """
         own = self.waited.filter(~pl.col("account").is_in(COMMUNICATION), pl.col("rank") != rank)
         waits = own.group_by("rank", "on", "step").agg(pl.col("time").sum())
         late = waits.filter(on=rank).select("step", late="time", on="rank")
         busy = {on: self.more_of_its_own(on) for on in late["on"].unique()}
         least = pl.min_horizontal("time", "late") - pl.col("on").replace_strict(busy, return_dtype=pl.Int64)
-        passed_on = (
-            waits.filter(pl.col("on") != rank).join(late, on=["on", "step"]).select(least.clip(0).sum())
-        )
+        further = (pl.col("on") != rank) & ~pl.col("rank").is_in(late["on"].unique().implode())
+        passed_on = waits.filter(further).join(late, on=["on", "step"]).select(least.clip(0).sum())
         return int((late["late"].sum() + passed_on.item()) // max(1, self.num_steps))
 
     def more_of_its_own(self, rank: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import polars as pl
 
+from lostflops.accounts import ACCOUNTS
 from lostflops.causes.given import COMMUNICATION, has_stages
 from lostflops.causes.longer_compute import (
     asks_alike,
@@ -204,6 +205,35 @@ def for_ranks(page: PageFindings, waited: int, waits: Finding | None, apart: int
     )
     page.put(replace(found, edit=like_the_others(ranks)))
     return waited
+
+
+def paused_before(page: PageFindings, waited: int, apart: int | None) -> int:
+    """Ranks that are waited for while they compute, as late as a pause before that made them: how much of
+    `waited` is told with the findings about those pauses, ns. The rank `apart` has a finding of its own."""
+    given = page.given
+    if has_stages(given):
+        return 0
+    others = pl.col("on").ne_missing(pl.lit(apart, pl.Int32)) & (pl.col("on") != pl.col("rank"))
+    on = given.waited.filter(others, account="compute").group_by("on").agg(pl.col("time").sum())
+    ranks, told = len(given.steps), 0
+    for rank, time in on.sort("on").iter_rows():
+        ns = min(waited - told, time // max(1, given.num_steps))
+        lateness = ns * ranks // max(1, ranks - 1)
+        most = max(
+            (account for account in ACCOUNTS if account.startswith("idle.")),
+            key=lambda account: beyond_others(rank, account, given),
+        )
+        same = page.about(most)
+        more = beyond_others(rank, most, given)
+        if same is None or ns < NAMED_FROM * waited or more < NEARLY_ALL * lateness:
+            continue
+        if 2 * beyond_others(rank, "compute", given) >= lateness:
+            continue
+        fact = f"rank {rank} comes later because of it: ranks wait {milliseconds(ns)} per step for it"
+        rest = (each for each in same.evidence if not each.endswith(WAITED_THERE))
+        page.replace(same, dearer(page, replace(same, evidence=(fact, *rest)), ns))
+        told += ns
+    return told
 
 
 def does_more(account: str, more: int) -> str:
