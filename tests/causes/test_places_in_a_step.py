@@ -53,3 +53,17 @@ def test_a_rank_that_has_less_to_do_after_it_was_late_is_late(tmp_path: Path) ->
         "Rank 0 is 25.0 ms late per step (36.2 %): 25.0 ms of data loading; the others wait 25.0 ms for it."
     )
     assert "a step takes 47.3 ms instead of 69.0 ms" in found.evidence[1]
+
+
+def test_each_of_three_late_ranks_is_told_by_what_makes_it_late_at_its_place(tmp_path: Path) -> None:
+    """Two compute 15 ms longer, each before an operation of its own, and one runs Python for 12 before the
+    third: all three were told "to compute longest", and nothing of Python."""
+    half, longer, pauses = Work(computes=20), Work(computes=35), Work(computes=20, python=12)
+    phases = [[longer if rank == at else half for rank in range(4)] for at in range(2)]
+    found = page_of(tmp_path, *phases, [half, half, pauses, half]).findings[0]
+    assert found.claim == (
+        "Ranks wait 31.5 ms per step (29.2 %) for others: 11.2 ms for rank 0, which computes 15.0 ms longer "
+        "than the others; 11.2 ms for rank 1, which computes 15.0 ms longer than the others; 9.00 ms for "
+        "rank 2, which has 12.0 ms of Python and other CPU work."
+    )
+    assert "On rank 2: make `preprocess` (ddp.py:16) cheaper there" in found.next

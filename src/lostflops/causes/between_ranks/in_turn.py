@@ -7,7 +7,7 @@ from dataclasses import replace
 import polars as pl
 
 from lostflops.accounts import ACCOUNTS
-from lostflops.causes.given import COMMUNICATION, has_stages
+from lostflops.causes.given import COMMUNICATION, Given, has_stages
 from lostflops.causes.longer_compute import (
     asks_alike,
     asks_for_more_in_turn,
@@ -180,17 +180,18 @@ def for_ranks(page: PageFindings, waited: int, waits: Finding | None, apart: int
         .sort("ns", "on", descending=[True, False])
     )
     each = [
-        (rank, account, ns, more)
+        (rank, *late_by, ns)
         for rank, account, ns in sums.iter_rows()
-        if (more := beyond_others(rank, account, given)) >= ns / 2
+        if (late_by := _late_by(given, rank, account, ns)) is not None
+        and late_by[0] not in told - {"compute"}
     ]
-    for_them = sum(ns for _, _, ns, _ in each)
+    for_them = sum(ns for *_, ns in each)
     if not each or len(each) > MOST_ADVISED or for_them < NEARLY_ALL * waited:
         return 0
     ranks = sorted({rank for rank, *_ in each})
     facts = [
         f"{milliseconds(ns)} for rank {rank}, which {does_more(account, more)}"
-        for rank, account, ns, more in each
+        for rank, account, more, ns in each
     ]
     advice = [(rank, for_one(page, rank, account)) for rank, account, *_ in each]
     found = waiting_for(
@@ -215,25 +216,29 @@ def paused_before(page: PageFindings, waited: int, apart: int | None) -> int:
         return 0
     others = pl.col("on").ne_missing(pl.lit(apart, pl.Int32)) & (pl.col("on") != pl.col("rank"))
     on = given.waited.filter(others, account="compute").group_by("on").agg(pl.col("time").sum())
-    ranks, told = len(given.steps), 0
+    told = 0
     for rank, time in on.sort("on").iter_rows():
         ns = min(waited - told, time // max(1, given.num_steps))
-        lateness = ns * ranks // max(1, ranks - 1)
-        most = max(
-            (account for account in ACCOUNTS if account.startswith("idle.")),
-            key=lambda account: beyond_others(rank, account, given),
-        )
-        same = page.about(most)
-        more = beyond_others(rank, most, given)
-        if same is None or ns < NAMED_FROM * waited or more < NEARLY_ALL * lateness:
-            continue
-        if 2 * beyond_others(rank, "compute", given) >= lateness:
+        late_by = _late_by(given, rank, "compute", ns)
+        same = page.about(late_by[0]) if late_by else None
+        if late_by is None or late_by[0] == "compute" or same is None or ns < NAMED_FROM * waited:
             continue
         fact = f"rank {rank} comes later because of it: ranks wait {milliseconds(ns)} per step for it"
         rest = (each for each in same.evidence if not each.endswith(WAITED_THERE))
         page.replace(same, dearer(page, replace(same, evidence=(fact, *rest)), ns))
         told += ns
     return told
+
+
+def _late_by(given: Given, rank: int, account: str, ns: int) -> tuple[str, int] | None:
+    """The account by which a rank is late for which ranks wait `ns` while it is at `account`, and what it has
+    more of it than the others: it may have paused before. None where neither explains it."""
+    if (more := beyond_others(rank, account, given)) >= ns / 2:
+        return account, more
+    idle = [each for each in ACCOUNTS if each.startswith("idle.") and each not in MAY_WAIT]
+    most = max(idle, key=lambda each: beyond_others(rank, each, given))
+    ranks, more = len(given.steps), beyond_others(rank, most, given)
+    return (most, more) if more >= NEARLY_ALL * ns * ranks / max(1, ranks - 1) else None
 
 
 def does_more(account: str, more: int) -> str:
