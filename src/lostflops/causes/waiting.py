@@ -133,15 +133,14 @@ def join_waiting(page: PageFindings) -> None:
     if late is not None and page.reaches(left, WAITS_FROM):
         left -= for_ranks(page, left, waits, late.rank)
     if page.reaches(left, WAITS_FROM):
-        left -= in_turn(page, left, waits, even=by_work, told_of=late.rank if late else None)
+        told_of = late.rank if late else None
+        left -= with_less_to_do(page, left, waits) or in_turn(
+            page, left, waits, even=by_work, told_of=told_of
+        )
     if page.reaches(left, WAITS_FROM):
         left -= paused_before(page, left, late.rank if late else None)
     if page.reaches(left, WAITS_FROM):
-        left -= (
-            for_ranks(page, left, waits, late.rank if late else None)
-            or within_steps(page, left, waits)
-            or with_less_to_do(page, left, waits)
-        )
+        left -= for_ranks(page, left, waits, late.rank if late else None) or within_steps(page, left, waits)
     if left > moving and waits is not None and page.reaches(left, WAITS_FROM):
         page.put(unexplained(page, waits, left) if among is None else _gains_little(page, waits, left, among))
         left = 0
