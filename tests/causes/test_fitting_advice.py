@@ -190,3 +190,34 @@ def test_the_calls_that_read_values_are_waits_beside_copies_that_move_data(
             left = f"{cost - 10:.2f} ms per step ({cost - 10:.1f} %)"
             assert one.claim == f"Copies that nothing hides cost {left}, most of it host to device."
             assert one.evidence == ("nothing hides 26.0 ms of it",)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "of_experts"), [("exchange", True), ("experts", True), ("gradients", False)]
+)
+def test_a_rank_with_more_to_do_beside_exchanges_of_rows_may_have_more_tokens(
+    purpose: str, of_experts: bool
+) -> None:
+    """On a CPU, too, where it was told to bucket sequences by their length."""
+    rows = [(rank, 0, "compute", 400 if rank == 2 else 100) for rank in range(3)]
+    known = replace(given(rows), on_host=True, purposes={purpose: 5})
+    told = for_one(PageFindings(known), 2, "compute")
+    assert ("Where it is the experts, even out the tokens per expert" in told.text) == of_experts
+
+
+def test_ranks_that_pause_in_turn_are_told_to_record_why_and_not_to_share_their_work() -> None:
+    """Both pickle objects, and no stacks were recorded: they were told to group sequences by length."""
+    waits, pauses = "communication.wait", "idle.unexplained"
+    rows = [
+        (rank, step, *part)
+        for rank in range(2)
+        for step in range(2)
+        for part in (("compute", 10), (pauses, 90) if rank == step else (waits, 90))
+    ]
+    joined = PageFindings(given(rows))
+    assert in_turn(joined, 45, None) == 45
+    (found,) = joined.all()
+    assert found.claim.endswith(
+        "ranks 0 and 1 take turns being late, mostly by pauses for reasons that were not recorded."
+    )
+    assert found.next.startswith("Record call stacks")

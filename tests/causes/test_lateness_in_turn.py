@@ -369,3 +369,12 @@ def test_ranks_that_are_late_together_for_causes_of_their_own_say_so() -> None:
     rows = own(*[(0, 0)] * 4) + [(r, s, DATA, 50) for s in range(2) for r in (1, 3)]
     found = late_together(given(rows))
     assert found is not None and (found.main, found.apart) == (50, ())
+
+
+def test_who_comes_a_little_after_a_late_rank_in_its_turn_is_no_later_than_that() -> None:
+    """Rank 1 loads 20 in each step. In one it takes 44, in the others another takes 24 in all."""
+    steps = [[24 if step % 3 == rank else 0 for step in range(6)] for rank in range(3)]
+    steps[1] = [ns + 20 for ns in steps[1]]
+    assert not takes_turns(late({DATA: 20}, rank=1, ns=15), given(own(*steps)))
+    steps[1] = [ns - 20 for ns in steps[1]]
+    assert takes_turns(late({DATA: 8}, rank=1, ns=8), given(own(*steps)))

@@ -333,7 +333,7 @@ def all_waiting(
     """What ranks with so much of their own wait for rank 1, which has `more` beyond the others."""
     rows = [(r, 0, a, ns) for r, of in enumerate(own) for a, ns in (("compute", of), (WAIT, waits))]
     known = given(rows, communication_wait=pairs(in_pairs))
-    seen = {"rank": [0], "on": [on], "account": ["compute"], "in_pair": [False], "time": [40]}
+    seen = {"rank": [0], "step": [0], "on": [on], "account": ["compute"], "in_pair": [False], "time": [40]}
     links = (SimpleNamespace(name=meeting),) if meeting else ()
     other = (SimpleNamespace(name="other"),)
     told: Any = dict(known.answers) | {"a": SimpleNamespace(table=None, findings=other + links)}

@@ -21,7 +21,7 @@ from lostflops.lab.simulate.job import Planted, SimulatedJob
 from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
 from lostflops.session import Session
-from made_runs import LOADER, made
+from made_runs import LOADER, Job, Work, made
 from test_groups_that_meet import job
 
 LAUNCHING = "idle.launch_bound"
@@ -144,3 +144,30 @@ def test_waiting_for_ranks_that_are_late_together_is_told_once(tmp_path: Path) -
     lost = ran(made_up).mean_step(1) - ran(replace(made_up, planted=())).mean_step(1)
     assert first.name == "data-loading-starves-device"
     assert lost <= first.size < 1.15 * lost
+
+
+@pytest.mark.parametrize(
+    ("shorter", "told", "each", "even"),
+    [
+        ({2: 20}, "5.00 ms per step (11.9 %), nearly all of it rank 2", "it computes 20.0", "37.0"),
+        (
+            {2: 20, 3: 30},
+            "3.75 ms per step (8.9 %), nearly all of it ranks 2 and 3",
+            "they compute 15.0",
+            "38.2",
+        ),
+    ],
+)
+def test_a_rank_that_has_less_to_do_is_told_to_wait_for_the_others(
+    tmp_path: Path, shorter: dict[int, int], told: str, each: str, even: str
+) -> None:
+    """It was "none of them is late as a rule", and that their own work did not explain it."""
+    step = [Work(computes=shorter.get(rank, 40)) for rank in range(4 * len(shorter))]
+    (found,) = lostflops.why(made(tmp_path, Job().run([step] * 4))).findings
+    assert found.claim == f"Ranks wait {told} for the others: {each} ms less than they in every step."
+    assert found.evidence[0] == (
+        f"replayed with all work spread evenly over ranks a step takes {even} ms instead of 42.0 ms"
+    )
+    assert found.next.startswith(f"Give rank{'s 2 and 3' if 3 in shorter else ' 2'} more of the work")
+    assert found.edit == "even-work" and not found.doubt
+    assert found.ns_per_step == found.size + 2_000_000  # the transfer may come to be hidden

@@ -196,3 +196,18 @@ def test_ranks_of_a_starved_node_are_named_with_their_remedy(tmp_path: Path) -> 
         "ranks 2 and 3 idle 25.5 ms per step for it, the others 100 µs; ranks wait 13.2 ms per step for them"
     )
     assert not any("more of it than the others" in fact for fact in first.evidence)
+
+
+def test_waiting_for_pauses_in_turn_beside_a_slow_loader_is_not_passed_on_from_another_step(
+    tmp_path: Path,
+) -> None:
+    """Each rank collects garbage in its turn, and rank 1 loads for 20 ms in every step: without the garbage
+    steps take 62 ms and not 72.7. As both others wait for rank 1 in its turn, all that they wait for each
+    other in theirs was passed on to it: "the others wait 22.7 ms for it", and garbage cost 8.00 ms."""
+    steps = [
+        [Work(collects=24 * (step % 3 == rank), loads=20 * (rank == 1)) for rank in range(3)]
+        for step in range(6)
+    ]
+    late, garbage = lostflops.why(made(tmp_path, Job().run(steps))).findings
+    assert late.rank == 1 and late.claim.endswith("20.0 ms of data loading; the others wait 20.0 ms for it.")
+    assert garbage.claim == "The GPU loses 10.7 ms per step (14.7 %) while Python collects garbage."

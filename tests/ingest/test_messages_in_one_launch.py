@@ -109,3 +109,23 @@ def test_operations_of_gloo_are_of_the_group_whose_threads_run_them(
         )
     ]
     assert collectives(tmp_path, events, {"distributedInfo": info})["group"].to_list() == groups
+
+
+def test_messages_of_a_monitored_barrier_are_the_barrier(tmp_path: Path) -> None:
+    """Rank 0 hears from all, then answers; a message beside it is one. They were stages of a pipeline."""
+    one = {"Input Dims": [[1]], "Input type": ["int"]}
+    events = [
+        operator("c10d::monitored_barrier_", 20, 400),
+        *(span("user_annotation", "gloo:recv", 30 + n, 380, more=one) for n in range(2)),
+        *(span("user_annotation", "gloo:send", 412 + n, 2, more=one) for n in range(2)),
+        operator("c10d::send", 500, 5),
+        span("user_annotation", "gloo:send", 501, 40, more=one),
+    ]
+    written(
+        tmp_path / "rank0.json", trace([step(0, 0, 900), *events], {**head(0, 3), "deviceProperties": []})
+    )
+    table = lostflops.open(tmp_path).table("collectives")
+    assert table is not None
+    told = pl.col("kind").cast(pl.String), pl.col("end") - pl.col("arrival"), "bytes_in"
+    rows = table.sort("start").select(told).collect().rows()
+    assert rows == [("barrier", 400_000, None), ("send", 41_000, 4)]

@@ -21,18 +21,24 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOSTFLOPS_CACHE", str(tmp_path / "store"))
 
 
-def report(path: Path, pid: int, length: int, **more: object) -> Path:
-    """Three steps of a process without communication, in a report that does not say when it began."""
+def report(
+    path: Path, pid: int, length: int, steps: int = 3, reduces: int = 0, begins: int = 0, drift: float = 0
+) -> Path:
+    """Steps of a process in a report that does not say when it began, each with an all-reduce of 50 µs
+    where `reduces` says when."""
     own = process(pid)
-    begins = range(0, 3 * length, length)
+    starts = [begins + round(number * length * (1 + drift)) for number in range(steps)]
     rows = {
         "CUPTI_ACTIVITY_KIND_KERNEL": [
-            kernel(at + 2000, at + length // 2, correlationId=at + 1, globalPid=own, **more) for at in begins
+            kernel(at + since, at + until, correlationId=at + 1, globalPid=own, demangledName=name)
+            for at in starts
+            for since, until, name in ((2000, length // 2, 10), (reduces, reduces + 50_000, 11))
+            if since
         ],
         "CUPTI_ACTIVITY_KIND_RUNTIME": [
-            call(at + 100, at + 200, correlationId=at + 1, globalTid=own | 8) for at in begins
+            call(at + 100, at + 200, correlationId=at + 1, globalTid=own | 8) for at in starts
         ],
-        "NVTX_EVENTS": [push(at, at + length, f"step {at}", globalTid=own | 8) for at in begins],
+        "NVTX_EVENTS": [push(at, at + length, f"step {at}", globalTid=own | 8) for at in starts],
     }
     return sqlite(path, rows)
 
@@ -72,3 +78,24 @@ def test_two_processes_of_one_rank_are_two_jobs(tmp_path: Path) -> None:
     once_more = lostflops.open([first, profile(tmp_path / "c.json", 0, 60 * SECOND)])
     (fact,) = [fact for fact in once_more.manifest.quality if fact.name == "steps renumbered"]
     assert fact.level == "warning" and fact.text.endswith("if they are of two jobs, give one")
+
+
+@pytest.mark.parametrize(("length", "drift", "refused"), [(14 * MS, 0, True), (10 * MS, 1e-4, False)])
+def test_reports_whose_all_reduces_never_meet_are_not_ranks_of_one_job(
+    tmp_path: Path, length: int, drift: float, refused: bool
+) -> None:
+    """Both reduce once a step, of 10 and 14 ms: they were "2 ranks" of 12.0 ms a step. Clocks may drift."""
+    reports = [
+        report(
+            tmp_path / f"{name}.sqlite", pid, every, steps=200 if drift else 6,
+            reduces=length // 2, begins=shift, drift=more,
+        )
+        for name, pid, every, shift, more in (("a", 7, 10 * MS, 0, 0), ("b", 9, length, 5 * SECOND, drift))
+    ]  # fmt: skip
+    if refused:
+        with pytest.raises(
+            LostflopsError, match=r"a.sqlite, b.sqlite are not ranks of one job: they name no"
+        ):
+            lostflops.open(reports)
+        reports = [path.rename(path.with_name(f"rank{rank}.sqlite")) for rank, path in enumerate(reports)]
+    assert lostflops.open(reports).manifest.num_events

@@ -152,6 +152,28 @@ def test_a_job_of_which_one_rank_was_recorded_refuses_edits_of_communication(tmp
         assert answer.predicted_ns is None and "1 of the job's 8 ranks" in answer.refused, answer
 
 
+@pytest.mark.parametrize(("loader", "refused"), [(400, False), (0, True)])
+def test_ranks_that_would_not_keep_in_step_predict_nothing_where_others_are_missing(
+    tmp_path: Path, loader: int, refused: bool
+) -> None:
+    """Two ranks of four load for 400 us, or one of them: the other waits for it, or for those that are
+    missing. It was predicted to gain half of it, in the mean of both."""
+    ranks: list[list[Event]] = []
+    for loads in (loader, 400):
+        events = loop(loader=loads)
+        for at in range(5):
+            begins = 1300 + (1530 + loads) * at
+            name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+            events += [call(begins, 3, 5000 + at), kernel(begins + 9, 300, 5000 + at, name, 20)]
+        ranks.append(events)
+    found = replay(tmp_path, *ranks, world=4)
+    (answer,) = asked(found, "loader=0ms")
+    assert not found.trust.reason
+    told = "ranks would gain between 0 ns and 400 µs, and 2 of the job's 4 ranks were recorded"
+    assert answer.refused.startswith(told if refused else "") and bool(answer.refused) == refused
+    assert refused or found.trust.measured_ns - (answer.predicted_ns or 0) == 400_000
+
+
 def test_a_wait_for_what_was_not_recorded_is_refused(tmp_path: Path) -> None:
     """The device does something for 3 ms in each step that is not in the recording."""
     events, shift = list[Event](), 0

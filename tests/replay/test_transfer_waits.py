@@ -103,3 +103,17 @@ def test_gaps_as_long_as_their_own_transfers_were_waits_however_late_the_thread_
     goes_on = found.host.with_columns(start=pl.col("start") - earlier)
     told = RankOperations(0, True, goes_on, found.device, found.steps, (1,))
     assert waits(told) == ends
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_a_call_that_returns_when_its_transfer_ended_waited_for_it_whatever_runs_inside(called: bool) -> None:
+    """As of a monitored barrier, whose operator makes a tensor first: a replay kept it as the rank's own."""
+    found = rank([[LAUNCH[1]]] * 2, called=called)
+    inner = found.host.with_columns(end=pl.col("start") + MS, start=pl.col("start") + 1)
+    host = pl.concat([found.host, inner.filter(name="launch").with_columns(name=pl.lit("aten::empty"))])
+    order = host.with_row_index("row").sort("start")
+    place = {row: at for at, row in enumerate(order["row"])}
+    device = found.device.with_columns(pl.col("call").replace(place))
+    moved = RankOperations(0, True, order.drop("row"), device, found.steps, (1,))
+    inside = for_transfers(moved, device_rows(moved))[0].tolist()
+    assert inside == ([0, NONE, NONE, 1, NONE, NONE] if called else [NONE] * 6)

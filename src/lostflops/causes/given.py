@@ -39,7 +39,8 @@ from .purposes import SIZED as OF_SIZE
 
 NAMES = pl.Schema({"rank": pl.Int32, "account": pl.String, "name": pl.String, "ns": pl.Int64})
 WAITED = pl.Schema(
-    {"rank": pl.Int32, "on": pl.Int32, "account": pl.String, "in_pair": pl.Boolean, "time": pl.Int64}
+    {"rank": pl.Int32, "step": pl.Int64, "on": pl.Int32, "account": pl.String}
+    | {"in_pair": pl.Boolean, "time": pl.Int64}
 )
 SAVING = pl.Schema({"rank": pl.Int32, "step": pl.Int64, "ns": pl.Int64, "name": pl.String})
 INTERLEAVED, ZERO_BUBBLE = "interleaved", "zb"
@@ -224,18 +225,17 @@ class Given:
     def waited_for(self, rank: int) -> int:
         """What ranks wait for this one in the end, of a mean step and rank, ns.
 
-        Who waits for it comes as much later to its other groups, where further ranks wait for that one: if
-        that one has no more of its own to do than the others.
+        Who waits for it comes as much later to its other groups in that step, where ranks that never wait for
+        it themselves wait for that one: if that one has no more of its own to do than the others.
         """
         own = self.waited.filter(~pl.col("account").is_in(COMMUNICATION), pl.col("rank") != rank)
-        sums = own.group_by("rank", "on").agg(pl.col("time").sum())
-        waits = {(by, on): ns for by, on, ns in sums.iter_rows()}
-        late = {by: ns for (by, on), ns in waits.items() if on == rank}
-        busy = {on: self.more_of_its_own(on) * self.steps.get(on, 1) for on in late}
-        passed_on = (
-            max(0, min(ns, late[on]) - busy[on]) for (_, on), ns in waits.items() if on != rank and on in late
-        )
-        return (sum(late.values()) + sum(passed_on)) // max(1, self.num_steps)
+        waits = own.group_by("rank", "on", "step").agg(pl.col("time").sum())
+        late = waits.filter(on=rank).select("step", late="time", on="rank")
+        busy = {on: self.more_of_its_own(on) for on in late["on"].unique()}
+        least = pl.min_horizontal("time", "late") - pl.col("on").replace_strict(busy, return_dtype=pl.Int64)
+        further = (pl.col("on") != rank) & ~pl.col("rank").is_in(late["on"].unique().implode())
+        passed_on = waits.filter(further).join(late, on=["on", "step"]).select(least.clip(0).sum())
+        return int((late["late"].sum() + passed_on.item()) // max(1, self.num_steps))
 
     def more_of_its_own(self, rank: int) -> int:
         """What a mean step of the rank holds beyond the median of the others, communication apart, ns."""

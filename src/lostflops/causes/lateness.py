@@ -84,15 +84,15 @@ def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
     ):
         return None
     excess = _excess(given, worst["rank"])
-    if excess is None or excess.ns < OWN_SHARE * lead:
+    if excess is None or excess.longer < OWN_SHARE * lead:
         return None
     # Collectives that follow each other on a stream begin together, however early a rank was ready for each:
     # by how much the last comes after the next to last adds up to more than the ranks' steps can shorten, and
-    # to more than the rank has to do.
+    # to more than the rank has to do. What others have more of may be in another place of the step.
     others = [waiting for rank, (_, waiting) in spent(given).items() if rank != worst["rank"]]
     explains = max(worst["per_step"] or 0, given.waited_for(worst["rank"]), _all_waiting(given, excess))
     most = explains * ranks // (ranks - 1)
-    saved, passed_on = min([lead, excess.ns, *others]), min(most, excess.ns)
+    saved, passed_on = min([lead, excess.longer, *others]), min(most, excess.ns)
     if has_stages(given) and 2 * saved < passed_on:  # the next to last is late for it, too
         saved = min([passed_on, *others])
     # Who never waits is no sooner done because another comes earlier, whatever it transfers.

@@ -12,7 +12,7 @@ from lostflops.recipes.compute.of_ranks import SIZED
 from lostflops.recipes.needless.outside_passes import OPERATOR
 
 from .given import Given, has_stages
-from .purposes import CONTEXT, EXPERTS, RING
+from .purposes import CONTEXT, EXCHANGE, EXPERTS, RING
 
 SAME_FLOPS = 0.001  # two ranks ask for the same work within this share
 ALIKE = 0.1  # kernels of two ranks take as long as each other within this share
@@ -53,8 +53,9 @@ def outside_alone(rank: int, given: Given) -> int:
 
 
 def has_experts(given: Given) -> bool:
-    """Whether the ranks run kernels of experts at all, or exchange tokens with those of others."""
-    return bool(given.purposes.get(EXPERTS)) or bool(given.work["kernel"].str.contains(GROUPED).any())
+    """Whether the ranks run kernels of experts at all, or exchange rows, which may be tokens for experts."""
+    exchanges = given.purposes.get(EXPERTS) or given.purposes.get(EXCHANGE)
+    return bool(exchanges) or bool(given.work["kernel"].str.contains(GROUPED).any())
 
 
 def of_experts(rank: int, given: Given) -> bool:

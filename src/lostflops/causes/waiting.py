@@ -14,7 +14,8 @@ from lostflops.recipes.transfers import SLOWER
 from .between_ranks.advice import Advice, for_one
 from .between_ranks.exposed import EXPOSED, IN_PIECES, WAITING_TOLD, exposed_communication, gathers
 from .between_ranks.few_ranks import LATER_STILL, late_among_few, not_matched, waited_in_turn
-from .between_ranks.in_turn import does_more, for_ranks, in_turn, within_steps
+from .between_ranks.in_turn import does_more, for_ranks, in_turn, paused_before, within_steps
+from .between_ranks.less_to_do import with_less_to_do
 from .between_ranks.several import EVEN_WORK, WAITS, for_several, is_one_of_many, unexplained
 from .given import OTHER_HOST, Given, has_stages
 from .idle.micro_batches import LAUNCHES, in_many_micro_batches
@@ -132,7 +133,12 @@ def join_waiting(page: PageFindings) -> None:
     if late is not None and page.reaches(left, WAITS_FROM):
         left -= for_ranks(page, left, waits, late.rank)
     if page.reaches(left, WAITS_FROM):
-        left -= in_turn(page, left, waits, even=by_work, told_of=late.rank if late else None)
+        told_of = late.rank if late else None
+        left -= with_less_to_do(page, left, waits) or in_turn(
+            page, left, waits, even=by_work, told_of=told_of
+        )
+    if page.reaches(left, WAITS_FROM):
+        left -= paused_before(page, left, late.rank if late else None)
     if page.reaches(left, WAITS_FROM):
         left -= for_ranks(page, left, waits, late.rank if late else None) or within_steps(page, left, waits)
     if left > moving and waits is not None and page.reaches(left, WAITS_FROM):

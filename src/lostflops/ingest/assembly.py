@@ -31,6 +31,7 @@ LARGEST_CORRECTION = 24 * 3600 * 10**9
 LARGEST_DRIFT, LARGEST_SCATTER = 1e-4, 50_000
 # Ranks that begin to record at one step have no more time between their recordings.
 LONGEST_PAUSE = 10 * 10**9
+UNNAMED = "rank not recorded"
 UNKNOWN_PEERS = "messages to or from unknown ranks"
 WHY_UNKNOWN = (
     "the recording numbers the members of each communicator: give the files of all of them, or record from "
@@ -296,6 +297,8 @@ def _align(folder: Path, manifest: Manifest, rows: list[dict[str, Any]], spans: 
     trace = Trace(folder, manifest)
     collectives, ranks = trace.table("collectives"), trace.table("ranks")
     assert collectives is not None and ranks is not None
+    unnamed = {fact.rank for fact in manifest.quality if fact.name == UNNAMED}
+    clocks.require_meetings(collectives, ranks, unnamed, [source.name for source in manifest.sources])
     found = {r["rank"]: r for r in clocks.clock_offsets(collectives, ranks).iter_rows(named=True)}
     for row in rows:
         measured = found.get(row["rank"])
@@ -416,7 +419,7 @@ def _numbered(
                 )
             # The devices of one process are told apart for certain; which is which does not matter.
             level = "warning" if len(set(first)) > 1 and len(set(names)) > 1 else "note"
-            quality.append(Quality(rank, "rank not recorded", 1, text, level))
+            quality.append(Quality(rank, UNNAMED, 1, text, level))
         numbered.append(rank)
     _require_room(parts, names, numbered)
     return numbered

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from lostflops.store.trace import CLOSED, OPENED, Trace
+from lostflops.units import milliseconds
 
 from .critical_path import CriticalPath, critical_path
 from .dependencies.edges import BY_GUESS, Edges, Int, joined
@@ -29,6 +30,7 @@ Ask = Callable[[str], pl.DataFrame | None]
 UNSURE = 0.10  # of a gain, by which predictions of simulated jobs are off in one of ten: benchmarks/README.md
 SHORTER = 0.01  # a share of a step that an edit has to take off the others for the first to be like them
 ONE_STEP = 1.5  # times what ranks gain unlike in one step, that they do in all where they keep in step
+UNLIKE = 0.25  # of what a rank gains, that another gains less where they still may keep in step
 STEADY = 3  # steps from which on what lies before them is changed with them
 
 
@@ -106,6 +108,8 @@ class Replay:
             removed, doubts = made.removed, made.doubts
             now = float(unchanged.mean())
             for lengths, times in self._lengths(made):
+                if self.trust.communication_edits and (why := self._out_of_step(unchanged - lengths)):
+                    return PredictedStep(text, says, refused=why)
                 # Where its guesses were left out, what an edit would remove of them stays out.
                 whole, settled = self._means(unchanged, lengths, times)
                 gains += [now - settled, now - whole, *gained_apart(steps, unchanged - lengths)]
@@ -198,6 +202,19 @@ class Replay:
         if trust.host_edits and any(e.on_host for e in edits):
             return trust.host_edits
         return trust.communication_edits if any(e.of_communication for e in edits) else ""
+
+    def _out_of_step(self, gain: Int) -> str:
+        """Why nothing is predicted where it is not known when ranks wait for each other, and one is to gain
+        more of each of these steps than another; empty where all gain alike."""
+        rank = np.unique(self.known.steps.rank, return_inverse=True)[1]
+        each = np.bincount(rank, weights=gain) / np.bincount(rank)
+        least, most = float(each.min()), float(each.max())
+        if most - least <= max(UNLIKE * most, self.trust.error * self.known.steps.mean(self.job.measured)):
+            return ""
+        return (
+            f"ranks would gain between {milliseconds(round(least))} and {milliseconds(round(most))}, and "
+            f"{self.trust.communication_edits}"
+        )
 
     def _ranks_per_step(self) -> int:
         """What one rank loses, all others may wait for: a mean step gains at most what all lose together."""

@@ -95,6 +95,8 @@ def for_one(page: PageFindings, rank: int, account: str, excess: Excess | None =
     if evened and has_stages(given) and not launches_as_many(rank, given):
         # Longer sequences make kernels longer; more of them are those of more layers.
         return Advice(given.advice(OF_STAGES, text), given.named(OF_STAGES))
+    if account == "compute" and given.on_host and not slow and has_experts(given):
+        text = f"{text} {IF_EXPERTS}"
     return Advice(text, named, evened)
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import polars as pl
 
-from lostflops.causes.given import COMMUNICATION, has_stages
+from lostflops.accounts import ACCOUNTS
+from lostflops.causes.given import COMMUNICATION, Given, has_stages
 from lostflops.causes.longer_compute import (
     asks_alike,
     asks_for_more_in_turn,
@@ -15,7 +16,7 @@ from lostflops.causes.longer_compute import (
     slower_compute,
 )
 from lostflops.causes.names import NAMED_FROM, called, like_the_others, listed
-from lostflops.causes.one_rank.advised import FINDING_OF, UNEVEN, label
+from lostflops.causes.one_rank.advised import FINDING_OF, UNEVEN, advised, label
 from lostflops.causes.one_rank.late import more_of
 from lostflops.causes.own_time.spent import MAY_WAIT, like_others_at_most, like_the_least_at_most
 from lostflops.causes.own_time.together import Turns, late_together, turns
@@ -75,12 +76,17 @@ def in_turn(
         page.replace(same, dearer(page, told, waited, bound_of(waits)))
         return waited
     said = label(found.account)
-    mostly = said if found.share >= MAIN_SHARE else "no one account"
-    key = FINDING_OF.get(found.account, UNEVEN)
+    one_account = found.share >= MAIN_SHARE
+    mostly = said if one_account else "no one account"
     evened = evener(page, found.ranks[0]) if found.account == "compute" and not has_stages(given) else None
     evidence = [f"what the last rank of a step does beyond the others: {percent(found.share, 1)} {said}"]
-    remedy = evened.text if evened else given.advice(key, EVENER)
-    named = evened.remedies if evened else given.named(key)
+    if evened:
+        remedy, named = evened.text, evened.remedies
+    elif one_account and found.account != "compute":
+        remedy, named = advised(page, found.account, device_slow=False)
+    else:
+        key = FINDING_OF.get(found.account, UNEVEN)
+        remedy, named = given.advice(key, EVENER), given.named(key)
     may_slow = found.account == "compute" and evened is None and not has_stages(given)
     if same_work := may_slow and no_more_to_do(given, found.explained):
         evidence.insert(0, "in each step the operators of all ranks ask for the same FLOPs")
@@ -174,17 +180,18 @@ def for_ranks(page: PageFindings, waited: int, waits: Finding | None, apart: int
         .sort("ns", "on", descending=[True, False])
     )
     each = [
-        (rank, account, ns, more)
+        (rank, *late_by, ns)
         for rank, account, ns in sums.iter_rows()
-        if (more := beyond_others(rank, account, given)) >= ns / 2
+        if (late_by := _late_by(given, rank, account, ns)) is not None
+        and late_by[0] not in told - {"compute"}
     ]
-    for_them = sum(ns for _, _, ns, _ in each)
+    for_them = sum(ns for *_, ns in each)
     if not each or len(each) > MOST_ADVISED or for_them < NEARLY_ALL * waited:
         return 0
     ranks = sorted({rank for rank, *_ in each})
     facts = [
         f"{milliseconds(ns)} for rank {rank}, which {does_more(account, more)}"
-        for rank, account, ns, more in each
+        for rank, account, more, ns in each
     ]
     advice = [(rank, for_one(page, rank, account)) for rank, account, *_ in each]
     found = waiting_for(
@@ -199,6 +206,39 @@ def for_ranks(page: PageFindings, waited: int, waits: Finding | None, apart: int
     )
     page.put(replace(found, edit=like_the_others(ranks)))
     return waited
+
+
+def paused_before(page: PageFindings, waited: int, apart: int | None) -> int:
+    """Ranks that are waited for while they compute, as late as a pause before that made them: how much of
+    `waited` is told with the findings about those pauses, ns. The rank `apart` has a finding of its own."""
+    given = page.given
+    if has_stages(given):
+        return 0
+    others = pl.col("on").ne_missing(pl.lit(apart, pl.Int32)) & (pl.col("on") != pl.col("rank"))
+    on = given.waited.filter(others, account="compute").group_by("on").agg(pl.col("time").sum())
+    told = 0
+    for rank, time in on.sort("on").iter_rows():
+        ns = min(waited - told, time // max(1, given.num_steps))
+        late_by = _late_by(given, rank, "compute", ns)
+        same = page.about(late_by[0]) if late_by else None
+        if late_by is None or late_by[0] == "compute" or same is None or ns < NAMED_FROM * waited:
+            continue
+        fact = f"rank {rank} comes later because of it: ranks wait {milliseconds(ns)} per step for it"
+        rest = (each for each in same.evidence if not each.endswith(WAITED_THERE))
+        page.replace(same, dearer(page, replace(same, evidence=(fact, *rest)), ns))
+        told += ns
+    return told
+
+
+def _late_by(given: Given, rank: int, account: str, ns: int) -> tuple[str, int] | None:
+    """The account by which a rank is late for which ranks wait `ns` while it is at `account`, and what it has
+    more of it than the others: it may have paused before. None where neither explains it."""
+    if (more := beyond_others(rank, account, given)) >= ns / 2:
+        return account, more
+    idle = [each for each in ACCOUNTS if each.startswith("idle.") and each not in MAY_WAIT]
+    most = max(idle, key=lambda each: beyond_others(rank, each, given))
+    ranks, more = len(given.steps), beyond_others(rank, most, given)
+    return (most, more) if more >= NEARLY_ALL * ns * ranks / max(1, ranks - 1) else None
 
 
 def does_more(account: str, more: int) -> str:

@@ -42,6 +42,11 @@ class Excess:
         return sum(self.by_account.values())
 
     @property
+    def longer(self) -> int:
+        """How much more time of its own the rank has in those accounts of which it has more."""
+        return sum(ns for ns in self.by_account.values() if ns > 0)
+
+    @property
     def main(self) -> int:
         """How much of that is in the largest account."""
         return self.by_account[self.account]

@@ -133,12 +133,19 @@ def explained_by_own(given: Given) -> int:
 
 
 def takes_turns(late: Late, given: Given) -> bool:
-    """Whether others are late in the steps in which this rank is not, half as much as it in all or more."""
+    """Whether others are late in the steps in which this rank is not, half as much as it in all or more.
+
+    Of those that come after it in a step, only what they come later counts: ranks would wait for it as well.
+    """
     own = own_by_step(given)
     if own.is_empty() or has_stages(given):
         return False
+    usual, mine = pl.col("own").median(), pl.col("own").filter(rank=late.rank).max()
+    last = pl.col("rank").sort_by("own", "rank").last()
     longest = own.group_by("step").agg(
-        late=pl.col("own").max() - pl.col("own").median(), rank=pl.col("rank").sort_by("own", "rank").last()
+        late=pl.col("own").max()
+        - pl.when(last == late.rank).then(usual).otherwise(pl.max_horizontal(usual, mine)),
+        rank=last,
     )
     mine, whole = longest.select(pl.col("late").filter(rank=late.rank).sum(), all=pl.col("late").sum()).row(0)
     return bool(2 * (whole - mine) >= mine)

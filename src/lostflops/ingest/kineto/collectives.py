@@ -16,6 +16,7 @@ import polars as pl
 from lostflops.ingest.attribution import OperatorTree
 from lostflops.ingest.kineto.columns import MOST_BYTES, number
 from lostflops.ingest.kineto.event_texts import UNDECODABLE
+from lostflops.intervals.matching import PAIR
 from lostflops.naming.classification import collective_kind
 from lostflops.store.trace import Quality
 from lostflops.tables import FAMILY, NAME
@@ -34,6 +35,7 @@ ON_DEVICE = ("nccl:", "ucc:")
 ON_HOST = {"gloo:": "gloo", "mpi:": "MPI", "ucc:": "UCC"}
 # What gloo runs for a c10d operator, where it is not the operation of the same name.
 GLOO_RUNS = {"reduce-scatter": "all-reduce"}
+MONITORED = "c10d::monitored_barrier_"
 THREADS = 2  # of each group of gloo, on one network
 PARAMETERS = {
     "collective": pl.String,
@@ -433,7 +435,8 @@ def _on_host(given: Communication) -> pl.DataFrame:
     if tree is None:
         return pl.DataFrame()
     done = (
-        tree.operators.sort("start", maintain_order=True)
+        _barriers_for_messages(tree.operators, given)
+        .sort("start", maintain_order=True)
         .with_columns(_runs=pl.col("kind"), correlation=pl.lit(None, dtype=pl.Int64))
         .with_columns(_nth=pl.int_range(pl.len()).over("_runs"))
     )
@@ -471,6 +474,26 @@ def _on_host(given: Communication) -> pl.DataFrame:
         stream="thread",
         device=pl.lit(None, dtype=pl.Int64),
     )  # fmt: skip
+
+
+def _barriers_for_messages(done: pl.DataFrame, given: Communication) -> pl.DataFrame:
+    """The annotations, with one for each `monitored_barrier` in place of the messages that it is made of.
+
+    The first rank of the group is told by each of the others that it is there, and then tells them.
+    """
+    operators = given.operators
+    if operators is None:
+        return done
+    barriers = operators.filter(pl.col("name").cast(pl.String) == MONITORED)
+    if barriers.is_empty():
+        return done
+    inside = OperatorTree(barriers).at(done["start"], done["thread"]).is_not_null()
+    messages = pl.Series(inside) & done["kind"].is_in(list(PAIR))
+    name = done["name"].dtype
+    made = barriers.select(
+        "start", "end", "thread", name=pl.lit("gloo:barrier").cast(name), kind=pl.lit("barrier")
+    )
+    return pl.concat([done.filter(~messages), made], how="diagonal_relaxed")
 
 
 def _larger(groups: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

@@ -8,9 +8,11 @@ clock that drifts against the others scatters more: the offset is that of the mi
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection, Sequence
 
 import polars as pl
 
+from lostflops.errors import LostflopsError
 from lostflops.intervals.matching import SYNCHRONISING, WORLD, matches
 
 # Shifting clocks needs a reason: an offset that no noise explains, and more than ranks take to leave one
@@ -24,6 +26,8 @@ ONE_CLOCK = 100_000
 # The spread of few values is underestimated more often than not: with fewer than FEW the largest deviation
 # stands for it, which covers the truth in 19 of 20 cases from 4 on (tests/ingest/test_clocks.py).
 FEW, FEWEST = 12, 4
+LARGEST_DRIFT = 2e-4  # of the time: crystals are ten times better
+FEWEST_MET, MOSTLY = 3, 0.5  # operations, and the share of them in which all members are at it at once
 
 
 def clock_offsets(collectives: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.DataFrame:
@@ -77,6 +81,38 @@ def clock_offsets(collectives: pl.LazyFrame, ranks: pl.LazyFrame) -> pl.DataFram
             told.append((rank, 0, max(error, abs(offset))))
     schema = {"rank": pl.Int32, "offset": pl.Int64, "error": pl.Int64}
     return pl.DataFrame(told, schema=schema, orient="row")
+
+
+def require_meetings(
+    collectives: pl.LazyFrame, ranks: pl.LazyFrame, unnamed: Collection[int | None], sources: Sequence[str]
+) -> None:
+    """Raise where a rank that its file does not name is hardly ever in an operation while the others are,
+    whatever their clocks show and however they drift: it is of another job."""
+    if not unnamed or len(sources) < 2:
+        return
+    instance, of = "instance", ["rank", "group"]
+    members = (
+        matches(collectives, ranks, trust_clocks=False)
+        .filter(pl.col(instance).is_not_null() & pl.col("kind").cast(pl.String).is_in(SYNCHRONISING))
+        .select("rank", "arrival", "end", instance, group=pl.col("group").cast(pl.String).fill_null(WORLD))
+        .with_columns(apart=pl.col("end") - pl.col("end").median().over(instance))
+        .with_columns(since=(pl.col("end") - pl.col("end").mean().over(of)).cast(pl.Float64))
+        .with_columns(middle=pl.col("apart").median().over(of))
+    )
+    drift = ((pl.col("apart") - pl.col("middle")) * pl.col("since")).sum() / (pl.col("since") ** 2).sum()
+    drifts = pl.when(drift.abs() <= LARGEST_DRIFT).then(drift).otherwise(0.0).over(of)
+    off = pl.col("middle") + drifts * pl.col("since")
+    came, left = (pl.col(time) - off for time in ("arrival", "end"))
+    meets = (came.max() <= left.min()).over(instance)
+    each = members.with_columns(meets=meets).group_by("rank").agg(pl.len(), pl.col("meets").mean())
+    never = each.filter(pl.col("len") >= FEWEST_MET, pl.col("meets") < MOSTLY)
+    if not never["rank"].is_in([*unnamed]).any():
+        return
+    raise LostflopsError(
+        f"{', '.join(sources[:2])} are not ranks of one job: they name no ranks, and however their clocks "
+        "are aligned, most of their collectives do not run at the same time.",
+        "give the files of one job. If these are, begin their names with `rank0`, `rank1` and so on.",
+    )
 
 
 def _on_one_host(who: pl.DataFrame) -> bool:

@@ -41,6 +41,8 @@ def for_transfers(rank: RankOperations, rows: DeviceRows) -> tuple[Int, Int]:
         )
         # Later ends overwrite earlier ones: the last transfer is what the stretch waited for.
         inside[at[in_it]] = order[in_it]
+    own, row = _returning(rows, start, end)
+    inside[own] = row
     previous = last_to_end(thread, end)
     gaps = np.flatnonzero((previous != NONE) & np.isin(thread, np.array(rank.working, np.int64)))
     gaps = gaps[start[gaps] - end[previous[gaps]] >= WAITED_AT_LEAST]
@@ -83,6 +85,15 @@ def _before(rank: RankOperations, rows: DeviceRows, order: Int, gaps: Int, previ
     barriers = rank.host["name"].cast(pl.String).eq(BARRIER).fill_null(False).to_numpy()[previous]
     waits = barriers | _as_long(places, until - since, until - rows.end[own], ended_in_it)
     return np.where(ended_in_it & waits, own, found)
+
+
+def _returning(rows: DeviceRows, start: Int, end: Int) -> tuple[Int, Int]:
+    """Calls that return when what they began has ended, as `monitored_barrier` does, and that row."""
+    row = np.flatnonzero(rows.call != NONE)
+    call, ended = rows.call[row], rows.end[row]
+    waits = (end[call] >= ended) & (end[call] <= ended + RETURNS_WITHIN)
+    waits &= start[call] <= ended - WAITED_AT_LEAST
+    return call[waits], row[waits]
 
 
 def _begun_by(rank: RankOperations, rows: DeviceRows, calls: Int) -> Int:

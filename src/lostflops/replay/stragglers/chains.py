@@ -21,10 +21,14 @@ import polars as pl
 
 from lostflops import intervals
 
+from ..dependencies.transfer_waits import LATE, LATEST, MOSTLY, RETURNS_WITHIN, WAITED_AT_LEAST
 from ..graph import Graph, Int
+
+Flags = npt.NDArray[np.bool_]
 
 PAIR = ("send", "receive")
 BLOCKING = 5_000  # ns; a shorter rest of communication before an operation ends is a gap between two kernels
+ON_THREADS = ("gloo", "MPI")  # libraries whose operations host threads carry and wait for
 QUEUED = 20_000  # ns; an operation that begins so soon after the one before it on its stream waited for that
 LOST = -10_000_000  # ns; a transfer that ends so long before its last member starts was measured wrongly
 STRAY = 0.1  # of the median: computing that is so short is no pass of a microbatch
@@ -98,7 +102,7 @@ def chains(
     joins two ranks.
     """
     windows = steps.group_by("rank").agg(pl.col("start").min(), pl.col("end").max()).sort("rank")
-    operations = _operations(matches, windows)
+    operations = _operations(_while_threads_wait(matches, pieces), windows)
     if kernels is not None and operations.height:
         operations = _ready(operations, kernels)
     if not operations.height or operations["rank"].n_unique() < 2:
@@ -106,6 +110,43 @@ def chains(
     places = _places(operations, windows["rank"])
     segments = _segments(steps, windows, pieces, operations)
     return _graph(windows, places, segments, own_work(segments, pieces), operations)
+
+
+def _while_threads_wait(matches: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
+    """The same, where operations of host threads end no later than the thread that waits for them goes on.
+
+    On a busy processor the thread that carries one may note its end after the other has been woken: all that
+    this one waited would else be a gap of its own.
+    """
+    carried = matches.with_row_index("_row").filter(
+        pl.col("library").cast(pl.String).is_in(ON_THREADS), pl.col("instance").is_not_null()
+    )
+    if carried.is_empty():
+        return matches
+    quiet = intervals.union(pieces.filter(pl.col("kind").is_null()).lazy(), ["rank"]).collect()
+    quiet = quiet.filter(pl.col("end") - pl.col("start") >= WAITED_AT_LEAST)
+    quiet = quiet.select("rank", "end", goes_on="end", waits=pl.col("end") - pl.col("start")).sort("end")
+    late, waits = pl.col("late"), pl.col("waits")
+    near = late <= pl.max_horizontal(pl.lit(RETURNS_WITHIN), (LATE * waits).clip(None, LATEST))
+    told = (
+        carried.select("_row", "rank", "kind", "bytes_in", until="end", since=pl.col("last_arrival") + 1)
+        .sort("since")
+        # The first stretch that ends after the last rank came: the thread waits in it, if in any.
+        .join_asof(
+            quiet, left_on="since", right_on="end", by="rank", strategy="forward", check_sortedness=False
+        )
+        .with_columns(late=pl.col("until") - pl.col("goes_on"))
+        .with_columns(near=near.fill_null(False))
+        .with_columns(mostly=pl.col("near").mean().over("rank", "kind", "bytes_in") > MOSTLY)
+        .filter(late > 0, pl.col("near") | (pl.col("mostly") & (late <= waits)))
+        .select("_row", "goes_on")
+    )
+    return (
+        matches.with_row_index("_row")
+        .join(told, on="_row", how="left", maintain_order="left")
+        .with_columns(end=pl.coalesce("goes_on", "end"))
+        .drop("_row", "goes_on")
+    )
 
 
 def _operations(matches: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
@@ -327,14 +368,16 @@ def _held(segments: pl.DataFrame, pieces: pl.DataFrame, kinds: Sequence[str]) ->
 
 
 def _even(parts: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
-    """The parts with `ideal`: what each would be if all ranks and stages had as much of its kind in a step.
+    """The parts with `ideal`: what each would be if all ranks and stages had as much of its kind in a step,
+    and between two operations in which all stop.
 
     What all do in some steps, such as a checkpoint, stays in those. A rank's computing keeps its shape.
     Passes of microbatches all become as long as their mean where all stages have as many; with backward
     passes in two parts, what a step has in all is evened out.
     """
     passes = _passes(parts) if places["stages"].max() != 1 else []
-    unit = ["rank", "step", "_pass", "kind"]
+    unit = ["rank", "step", "place", "_pass", "kind"]
+    place = ["step", "place"]
     parts = parts.with_columns(_pass=pl.when(pl.col("kind").is_in(passes)).then("run").otherwise(-1))
     units = parts.group_by(unit).agg(_whole=pl.col("own").sum())
     several = pl.col("_pass") >= 0
@@ -343,14 +386,14 @@ def _even(parts: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
     units = units.with_columns(_stray=stray).with_columns(
         _mean=pl.when(several)
         .then(pl.col("_whole").filter(~pl.col("_stray")).mean().over("kind"))
-        .otherwise(pl.col("_whole").sum().over("kind", "step") / places.height)
+        .otherwise(pl.col("_whole").sum().over("kind", *place) / places.height)
     )
     none = (
-        parts.select("rank", "step")
+        parts.select("rank", *place)
         .unique()
-        .join(units.filter(~several).select("step", "kind", "_mean").unique(["step", "kind"]), on="step")
-        .join(units, on=["rank", "step", "kind"], how="anti")
-        .join(parts.group_by("rank", "step").agg(pl.col("edge").min()), on=["rank", "step"])
+        .join(units.filter(~several).select(*place, "kind", "_mean").unique([*place, "kind"]), on=place)
+        .join(units, on=["rank", *place, "kind"], how="anti")
+        .join(parts.group_by("rank", *place).agg(pl.col("edge").min()), on=["rank", *place])
         .select("edge", "rank", "step", "kind", own=pl.lit(0, pl.Int64), ideal="_mean")
     )
     share = pl.col("own") / pl.col("_whole")
@@ -456,7 +499,9 @@ def _graph(
         .with_columns(step=pl.lit(segments["step"].min(), pl.Int64))
     )
     columns = ("edge", "rank", "step", "kind", "own", "ideal")
-    even = _even(work.rename({"segment": "edge"}).with_columns(pl.col("edge").cast(pl.Int64)), places)
+    stops = _between_stops(segments, operations, blocks, ranks)
+    work = work.join(stops, on="segment", how="left", maintain_order="left").rename({"segment": "edge"})
+    even = _even(work.with_columns(pl.col("edge").cast(pl.Int64)), places)
     parts = pl.concat([even.select(columns), transfers.select(columns), begun.select(columns)])
     source, target = (np.concatenate([edge[n] for edge in edges]) for n in (0, 1))
     return RankChains(
@@ -470,6 +515,20 @@ def _graph(
         last=ends["last"].to_numpy(),
         steps=segments["step"].n_unique(),
     )
+
+
+def _between_stops(
+    segments: pl.DataFrame, operations: pl.DataFrame, blocks: Flags, ranks: int
+) -> pl.DataFrame:
+    """How many operations in which every rank stops come before each segment: segment, place.
+
+    What a rank alone does after one of them, others would not do before it.
+    """
+    here = operations.select("instance", "rank", "end", blocks=pl.Series(blocks))
+    all_stop = pl.col("blocks").all().over("instance") & (pl.len().over("instance") == ranks)
+    stops = here.filter(all_stop).select("rank", "end", stops=pl.lit(1)).unique()
+    passed = pl.col("stops").fill_null(0).cum_sum().shift(fill_value=0).over("rank", order_by="start")
+    return segments.join(stops, on=["rank", "end"], how="left").select("segment", place=passed)
 
 
 def _placed(chains: pl.DataFrame, operations: pl.DataFrame) -> pl.DataFrame:
