@@ -8,6 +8,7 @@ program again.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -56,7 +57,7 @@ def main() -> None:
             folder = Path(task.folder)
             with storing(folder, folder):
                 asked = formats.Reading(Path(task.path), folder, task.salvage, progress=progress)
-                parts = at_once(lambda a=asked: formats.named(task.form).read(a))
+                parts = at_once(partial(formats.named(task.form).read, asked))
         except LostflopsError as error:
             say(Reply(error=(type(error).__name__, error.message, error.hint)))
         else:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -118,7 +118,7 @@ def answer(task: GroupTask, source: IO[bytes], into: IO[bytes]) -> None:
 def main() -> None:
     for line in sys.stdin.buffer:
         task = GroupTask(**json.loads(line))
-        at_once(lambda t=task: answer(t, sys.stdin.buffer, sys.stdout.buffer))
+        at_once(partial(answer, task, sys.stdin.buffer, sys.stdout.buffer))
 
 
 if __name__ == "__main__":
