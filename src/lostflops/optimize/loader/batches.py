@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from lostflops.optimize.loader.own_state import changed, own_state
+from lostflops.optimize.loader.own_state import changed, named_by_code, own_state
 from lostflops.optimize.refused import Refused
 
 WATCHED = 24  # batches of the sampler that are watched for what asking for them changes
@@ -40,12 +40,16 @@ class SampleOrder:
         self.draws = False  # from Python's, NumPy's or torch's random numbers
         self.counts = ""  # what of the sampler's own state changes as it is asked
         # Random numbers that it has for itself: a shuffle that ends draws from them for the next epoch.
-        kinds = own_state(sampler=self._sampler).items()
+        kinds = own_state(**self._roots()).items()
         self.own_random = next((path for path, (kind, _) in kinds if kind == "random"), "")
         self._watched = 0
         self.length: int | None = None
         with suppress(TypeError, NotImplementedError):
             self.length = len(sampler)
+
+    def _roots(self) -> dict[str, Any]:
+        """Where its state may be: in itself, and in what its code names."""
+        return {**named_by_code(self._sampler), "sampler": self._sampler}
 
     def next(self, number: int) -> list[Any]:
         found = self._taken(number)
@@ -65,13 +69,13 @@ class SampleOrder:
         self._begins = False
         before = random_state()
         while len(found) < number and not self.counts and self._watched < WATCHED:
-            state = own_state(sampler=self._sampler)
+            state = own_state(**self._roots())
             more = list(itertools.islice(self._iterator, 1))
             if not more:
                 break
             found += more
             self._watched += 1
-            _, self.counts = changed(state, sampler=self._sampler)
+            _, self.counts = changed(state, **self._roots())
         found += itertools.islice(self._iterator, number - len(found))
         self.draws |= random_state() != before
         return found

@@ -38,7 +38,7 @@ class ScaledGradients:
         self._backward = False  # of a scaled loss is under way
         self._watching: dict[int, tuple[Any, Any]] = {}  # by id of a parameter: what adds to its gradient
         self._left: dict[int, tuple[torch.Tensor, int]] = {}  # gradients of the last one, with their versions
-        # FSDP adds to gradients of its parts itself, which autograd does not tell; so what its modules give is.
+        # FSDP adds to its parts' gradients itself, and autograd tells nobody: what its modules give is watched.
         sharded = (each for each in model.modules() if wrapper_in(each, "FSDP1", "FSDP2") is each)
         self._hooks = [each.register_forward_hook(OwnHook(self._of_parts)) for each in sharded]
         for name in WATCHED:  # on the object: torch calls them, too
@@ -207,7 +207,7 @@ def with_gradients(optimizer: Any) -> list[torch.Tensor]:
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
-    """FSDP1's parameters are parts of others for some time, which have none: torch warns where it is asked."""
+    """FSDP1's parameters are parts of others for some time, and have none: torch warns who asks."""
     return parameter.grad if parameter.is_leaf else None
 
 

@@ -108,8 +108,7 @@ def _inside(value: Any) -> Any:
 def _is_plain(value: Any) -> bool:
     """Whether it is a container of which a copy is as good."""
     kind = cast("Any", type(value))
-    named = issubclass(kind, tuple) and hasattr(kind, "_fields")
-    return kind in CHANGING or kind is tuple or named
+    return kind in CHANGING or kind is tuple or (isinstance(value, tuple) and hasattr(kind, "_fields"))
 
 
 def _copied(values: Iterable[Any], stay: frozenset[int]) -> list[Any]:
