@@ -38,7 +38,7 @@ class ScaledGradients:
         self._backward = False  # of a scaled loss is under way
         self._watching: dict[int, tuple[Any, Any]] = {}  # by id of a parameter: what adds to its gradient
         self._left: dict[int, tuple[torch.Tensor, int]] = {}  # gradients of the last one, with their versions
-        # FSDP adds to its parts' gradients itself, and autograd tells nobody: what its modules give is watched.
+        # FSDP adds to its parts' gradients itself: the results of its modules are watched instead.
         sharded = (each for each in model.modules() if wrapper_in(each, "FSDP1", "FSDP2") is each)
         self._hooks = [each.register_forward_hook(OwnHook(self._of_parts)) for each in sharded]
         for name in WATCHED:  # on the object: torch calls them, too
