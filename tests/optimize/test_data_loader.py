@@ -328,13 +328,53 @@ class OwnDice(Counting):
         return (self.random.randrange(40) for _ in range(41))
 
 
+PLACES = {"next": 0}
+
+
+def _next_place() -> int:
+    PLACES["next"] += 1
+    return PLACES["next"] % 40
+
+
+class GlobalPlace(Counting):
+    """Goes on from a place in a global, which a function of its module moves."""
+
+    def __iter__(self) -> Iterator[int]:
+        return (_next_place() for _ in range(41))
+
+
+class ClassPlace(Counting):
+    """Counts for all of its class."""
+
+    place = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(41):
+            ClassPlace.place += 1
+            yield ClassPlace.place % 40
+
+
+class GlobalDice(Counting):
+    """Draws each sample from random numbers in a global."""
+
+    def __iter__(self) -> Iterator[int]:
+        return (DICE.randrange(40) for _ in range(41))
+
+
 def after_breaks(loader: DataLoader[Any]) -> list[list[int]]:
     """Epochs of three batches."""
     return [[int(x) for batch in itertools.islice(loader, 3) for x in batch[:, 0]] for _ in range(3)]
 
 
 @pytest.mark.parametrize(
-    ("sampler", "named"), [(Resumable, "sampler.sampler.position"), (OwnDice, "sampler.sampler.random")]
+    ("sampler", "named"),
+    [
+        (Resumable, "sampler.sampler.position"),
+        (OwnDice, "sampler.sampler.random"),
+        (GlobalPlace, "PLACES['next'] changes"),
+        (ClassPlace, "ClassPlace.place changes"),
+        (GlobalDice, "DICE changes"),
+    ],
 )
 def test_a_sampler_that_goes_on_after_a_break_keeps_its_workers(sampler: Any, named: str) -> None:
     def loader() -> DataLoader[Any]:

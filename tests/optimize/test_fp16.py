@@ -201,6 +201,33 @@ def test_a_loss_that_was_not_scaled_adds_nothing_to_scaled_gradients_and_clippin
     model(x).float().sum().backward()
 
 
+def test_clipping_between_two_backwards_of_a_step_is_warned_of_and_other_memory_or_zeros_are_not() -> None:
+    x = tiny_models.mlp_batch(4, 8)
+    model, optimizer, scaled = fp16()
+    parameters = list(model.parameters())
+
+    def moved() -> None:
+        for each in parameters:
+            each.grad = each.grad.clone()
+
+    def clamped() -> None:
+        for each in parameters:
+            each.grad = each.grad.clamp(-1, 1)
+
+    for between, words in (
+        (lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0), "changed between .* and the next backward"),
+        (clamped, "changed between .* and the next backward"),
+        (moved, None),
+        (lambda: optimizer.zero_grad(set_to_none=False), None),
+    ):
+        scaled.backward(model(x).float().square().mean())
+        between()
+        with pytest.warns(UserWarning, match=words) if words else warnings.catch_warnings(action="error"):
+            scaled.backward(model(x).float().square().mean())
+        assert scaled.step()
+        optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("zeroed", [True, False])
 def test_a_parameter_outside_the_optimizer_and_gradients_that_nobody_zeroed_are_true_ones(
     zeroed: bool,

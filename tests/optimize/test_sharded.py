@@ -267,6 +267,19 @@ def fsdp1(rank: int) -> Any:
         next(p.grad for p in model.parameters() if p.grad is not None).view(-1)[0] = torch.inf
     found["stepped"] = scaled.step()
     found["scale"] = scaled.scale
+    scaled.undo()
+    model = by_fsdp1(*WAYS[1])  # whose weights stay whole until the backward
+    optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.05)
+    scaled = optimize.to_fp16(model, optimizer, scale=64.0)
+    scaled.backward(model(some_ids(2)))
+    found["refused"] = False
+    try:
+        model(some_ids(3)).backward()
+    except optimize.Refused as refused:
+        found["refused"] = "was not scaled would add" in str(refused)
+    scaled.undo()
+    optimizer.zero_grad()
+    model(some_ids(3)).backward()
     return found
 
 
@@ -275,6 +288,7 @@ def test_fsdp1_is_checkpointed_to_the_bit_and_skips_and_clips_on_all_ranks_alike
     assert first["checkpointed"] == second["checkpointed"] == [0, 9, 0, 9]
     assert first["squares"] + second["squares"] == pytest.approx(1e-6, rel=1e-3)
     assert (first["stepped"], first["scale"]) == (second["stepped"], second["scale"]) == (False, 32.0)
+    assert first["refused"] and second["refused"]
 
 
 @pytest.mark.parametrize("kind", ["DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"])

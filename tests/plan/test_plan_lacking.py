@@ -92,3 +92,20 @@ def test_a_configuration_that_python_wrote_is_refused_by_its_family() -> None:
     for broken in (b'{"a": Infinity', b"[Infinity]", b'{"a": Infinity, "b": \xff}'):
         with pytest.raises(BadModel):
             model_config.from_config(broken, "broken")
+
+
+@pytest.mark.parametrize(
+    ("family", "ignored"),
+    [("qwen3_moe", {"shared_expert_intermediate_size": 48}), ("falcon", {"num_kv_heads": 2})],
+)
+def test_what_a_familys_model_does_not_read_adds_no_weights(family: str, ignored: dict[str, int]) -> None:
+    """transformers' Qwen3 has no shared expert, and its first Falcons have as many keys as queries."""
+    said: dict[str, Any] = {
+        "model_type": family, "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "multi_query": False, "new_decoder_architecture": False,
+    }  # fmt: skip
+    plain, more = (
+        model_config.from_config(msgspec.json.encode(each), "x") for each in (said, said | ignored)
+    )
+    assert plain.parameters() == more.parameters() and plain.kv_heads == more.kv_heads

@@ -5,12 +5,14 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 class OwnHook:
-    """A copy of the model (`copy.deepcopy`) calls the same hook.
+    """A copy of the model (`copy.deepcopy`) calls the same hook. In compiled code it does nothing.
 
     A file of it, and a process that the model is sent to, have a hook in its place that does nothing, and
     that the standard library has: what is loaded is the model without the remedy, and needs nothing of ours.
@@ -22,7 +24,8 @@ class OwnHook:
         self._call = call
 
     def __call__(self, *given: Any) -> Any:
-        return self._call(*given)
+        # Compiled in, it would guard what the remedy has in it, which changes and is gone after undo().
+        return None if torch.compiler.is_compiling() else self._call(*given)
 
     def __copy__(self) -> OwnHook:
         return self

@@ -355,7 +355,7 @@ def _shape(config: Config, kind: str, name: str, kv: int) -> Shape:
         expert_width=width if experts else 0,
         shared_width=(config.n_shared_experts or 0) * width
         if config.n_shared_experts
-        else config.shared_expert_intermediate_size or 0,
+        else (config.shared_expert_intermediate_size or 0) * (kind == "qwen2_moe"),
         shared_gate=kind == "qwen2_moe",
         dense_layers=min(config.first_k_dense_replace or 0, config.num_hidden_layers) if experts else 0,
         router_bias=kind == "gpt_oss" and experts > 0,  # DeepSeek-V3's is a buffer, which nothing trains

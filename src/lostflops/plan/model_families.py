@@ -99,7 +99,7 @@ def falcon(config: Config, name: str) -> Shape:
         )
     newer = config.new_decoder_architecture
     heads = config.num_attention_heads
-    kv = (config.num_key_value_heads or heads) if newer or not config.multi_query else 1
+    kv = (config.num_key_value_heads or heads) if newer else 1 if config.multi_query else heads
     parallel = config.parallel_attn or newer
     norms = config.num_ln_in_parallel_attn or (2 if newer else 1)
     biases = BIASES if config.bias else {}

@@ -1159,3 +1159,18 @@ def test_a_model_can_be_copied_while_the_engine_is_entered() -> None:
         assert same(step(other, batch), expected)
         assert same(step(model, batch), expected)
     assert engine.report().out.bytes > 0
+
+
+def test_a_model_that_is_compiled_as_a_whole_goes_on_when_the_engines_hooks_go() -> None:
+    """What was compiled with them asked for those that were gone: StopIteration, in the second step."""
+    torch._dynamo.reset()
+    model, x = tiny_models.mlp(2, 8), tiny_models.mlp_batch(4, 8)
+    compiled, found = torch.compile(model, backend="eager"), []
+    engine = optimize.offload(model, plan="everything", threshold=1, device=LazyDevice()).apply()
+    for number in range(4):
+        if number == 3:
+            engine.undo()
+        model.zero_grad()
+        compiled(x).square().sum().backward()
+        found.append([p.grad.tolist() for p in model.parameters()])
+    assert all(each == found[0] for each in found) and engine.report().moved

@@ -228,6 +228,42 @@ def test_a_tensor_given_in_a_dictionary_and_written_before_the_backward_is_refus
         loss.backward()
 
 
+class PutsAside(nn.Linear):
+    """Reads what the last one has put into the list that it is given twice, and puts its own there."""
+
+    def forward(self, x: torch.Tensor, given: Any) -> torch.Tensor:
+        (done, by_name), count = given["both"], len(given["both"][0])
+        assert by_name["done"] is done
+        before = done[-1] if done else x
+        done.append(torch.tanh(super().forward(before + count)))
+        return done[-1]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_lists_that_a_layer_puts_its_outputs_into_are_given_again_and_not_held(backward: bool) -> None:
+    def step(layers: nn.ModuleList) -> tuple[list[Any], Any]:
+        layers.zero_grad()
+        x, done = torch.ones(2, SIDE, requires_grad=True), list[Any]()
+        given: dict[str, Any] = {"both": (done, {"done": done})}
+        for layer in layers:
+            layer(x, given)
+        if backward:
+            torch.stack(done).square().sum().backward()
+        assert len(done) == len(layers)
+        return [None if p.grad is None else p.grad.tolist() for p in (x, *layers.parameters())], weakref.ref(
+            x
+        )
+
+    torch.manual_seed(0)
+    layers = nn.ModuleList(PutsAside(SIDE, SIDE) for _ in range(3))
+    expected, _ = step(layers)
+    with optimize.checkpoint(layers, layers=list(layers), keep=()) as checkpointed:
+        found, x = step(layers)
+        gc.collect()
+        assert (found, x()) == (expected, None)
+        assert checkpointed.recomputed == 3 * backward
+
+
 class WritesItsOwn(Layer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.load.add_(x.detach().sum())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -124,6 +125,19 @@ def test_a_profile_leaves_gradients_buffers_and_random_numbers_as_they_were() ->
         assert parameter.grad is gradient
         assert torch.equal(gradient, value)
     assert not model._forward_hooks and not model[0]._forward_pre_hooks
+
+
+def test_a_profile_leaves_numpys_random_numbers_as_they_were() -> None:
+    """Both of its passes drew on, and training went on with other numbers."""
+    model, drawn = tiny_models.mlp(layers=1), []
+
+    def run() -> torch.Tensor:
+        drawn.append(numpy.random.random())
+        return model(tiny_models.mlp_batch()).sum() * drawn[-1]
+
+    numpy.random.seed(3)
+    saved.saved_tensors(model, run)
+    assert drawn == [numpy.random.random()] * 2
 
 
 def test_a_profile_that_fails_leaves_gradients_and_hooks_too() -> None:

@@ -359,15 +359,18 @@ class Checkpointed(AppliedRemedy):
             if first or id(layer) in self._drawn_on:  # of a copy of the model, each time
                 self._drawn_on[id(layer)] = numbers, state
         states = numbers.states()
-        given = LayerArguments((*args, *kwargs.values()), self._name(layer))
-        originals = themselves((*args, *kwargs.values()))
+        every: tuple[Any, ...] = (*args, *kwargs.values())
+        given = LayerArguments(every, self._name(layer))
+        originals, handed = themselves(every), given.without_containers(every)
+        as_given: tuple[Any, ...] = every
         before: Before | None = None
 
         # Every tensor is handed over by position: torch looks there, and nowhere else, for the devices whose
         # random numbers it has to bring back, and transformers passes most by name.
         def run(*values: Any) -> Any:
-            nonlocal before
+            nonlocal before, as_given
             if before is None:
+                values, as_given = as_given, ()  # with the lists themselves, which are not held
                 named_values = dict(zip(names, values[count:], strict=True))
                 with state.forward(values) as before:
                     if (id(layer), layer.training) in self._watched:
@@ -378,7 +381,7 @@ class Checkpointed(AppliedRemedy):
                     state.reads(watched.read, before)
                     return result
             self.recomputed += 1
-            values = with_own_gradients(values, originals)
+            values = given.with_containers(with_own_gradients(values, originals))
             tensors = [
                 *(one for one in values if isinstance(one, torch.Tensor)),
                 *given.tensors(),
@@ -405,7 +408,7 @@ class Checkpointed(AppliedRemedy):
         around = top_hooks()
         drawn = torch.get_rng_state() if around is not None and drawn_anew(around) else None
         with comparing as compared:
-            result = _torch.checkpoint(run, *args, *kwargs.values(), use_reentrant=False, **(more | compared))
+            result = _torch.checkpoint(run, *handed, use_reentrant=False, **(more | compared))
         if drawn is not None and not torch.equal(drawn, torch.get_rng_state()):
             raise Impossible(
                 f"'{self._name(layer)}' draws random numbers within a checkpoint that draws others when it "

@@ -5,7 +5,6 @@ Memory is counted once however many tensors share it: one by one, a Llama's laye
 
 from __future__ import annotations
 
-import random
 import time
 import weakref
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from lostflops.optimize.activations.tensor_class import ModulePaths, operator_of, tensor_class
 from lostflops.optimize.device import peak
 from lostflops.optimize.device.peak import address_of, storages_of
+from lostflops.optimize.random_places import RandomPlaces
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.subclasses import apart
 
@@ -114,8 +114,7 @@ def as_it_was(model: torch.nn.Module, device: torch.device) -> Generator[Callabl
     parameters = list(model.parameters())
     gradients = [parameter.grad for parameter in parameters]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    cuda = [device] if device.type == "cuda" else []
-    seeds = torch.get_rng_state(), [torch.cuda.get_rng_state(d) for d in cuda], random.getstate()
+    places = RandomPlaces(on_gpus=device.type == "cuda")
 
     def rewind() -> None:
         for parameter in parameters:
@@ -124,10 +123,7 @@ def as_it_was(model: torch.nn.Module, device: torch.device) -> Generator[Callabl
             for buffer, before in buffers:
                 if not torch.equal(buffer, before):
                     buffer.copy_(before)
-        torch.set_rng_state(seeds[0])
-        for d, state in zip(cuda, seeds[1], strict=True):
-            torch.cuda.set_rng_state(state, d)
-        random.setstate(seeds[2])
+        places.restore()
 
     for parameter in parameters:
         parameter.grad = None

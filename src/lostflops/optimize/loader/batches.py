@@ -7,8 +7,6 @@ import functools
 import inspect
 import itertools
 import pickle
-import random
-import sys
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +15,8 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from lostflops.optimize.loader.own_state import changed, own_state
+from lostflops.optimize.loader.own_state import changed, named_by_code, own_state
+from lostflops.optimize.random_places import RandomPlaces, random_state
 from lostflops.optimize.refused import Refused
 
 WATCHED = 24  # batches of the sampler that are watched for what asking for them changes
@@ -40,12 +39,16 @@ class SampleOrder:
         self.draws = False  # from Python's, NumPy's or torch's random numbers
         self.counts = ""  # what of the sampler's own state changes as it is asked
         # Random numbers that it has for itself: a shuffle that ends draws from them for the next epoch.
-        kinds = own_state(sampler=self._sampler).items()
+        kinds = own_state(**self._roots()).items()
         self.own_random = next((path for path, (kind, _) in kinds if kind == "random"), "")
         self._watched = 0
         self.length: int | None = None
         with suppress(TypeError, NotImplementedError):
             self.length = len(sampler)
+
+    def _roots(self) -> dict[str, Any]:
+        """Where its state may be: in itself, and in what its code names."""
+        return {**named_by_code(self._sampler), "sampler": self._sampler}
 
     def next(self, number: int) -> list[Any]:
         found = self._taken(number)
@@ -65,13 +68,13 @@ class SampleOrder:
         self._begins = False
         before = random_state()
         while len(found) < number and not self.counts and self._watched < WATCHED:
-            state = own_state(sampler=self._sampler)
+            state = own_state(**self._roots())
             more = list(itertools.islice(self._iterator, 1))
             if not more:
                 break
             found += more
             self._watched += 1
-            _, self.counts = changed(state, sampler=self._sampler)
+            _, self.counts = changed(state, **self._roots())
         found += itertools.islice(self._iterator, number - len(found))
         self.draws |= random_state() != before
         return found
@@ -98,28 +101,6 @@ def _datasets(thing: Any) -> Iterator[Any]:
                 yield one
             elif isinstance(one, Sampler):
                 yield from _datasets(one)
-
-
-def random_state() -> tuple[Any, ...]:
-    """Of Python, torch and, where it is imported, NumPy: to compare."""
-    numpy: Any = sys.modules.get("numpy")
-    others = () if numpy is None else (numpy.random.get_state()[1].tobytes(), numpy.random.get_state()[2])
-    return random.getstate(), torch.get_rng_state().numpy().tobytes(), *others
-
-
-class RandomPlaces:
-    """Where Python's, torch's and, where it is imported, NumPy's are now, to go on there again."""
-
-    def __init__(self) -> None:
-        numpy: Any = sys.modules.get("numpy")
-        self._python, self._torch = random.getstate(), torch.get_rng_state()
-        self._numpy = numpy.random.get_state() if numpy else None
-
-    def restore(self) -> None:
-        random.setstate(self._python)
-        torch.set_rng_state(self._torch)
-        if self._numpy is not None:
-            cast("Any", sys.modules["numpy"]).random.set_state(self._numpy)
 
 
 class Batches:
@@ -189,16 +170,13 @@ def _quiet() -> Generator[None]:
 @contextmanager
 def random_numbers_kept(loader: Any) -> Generator[None]:
     """Python's, NumPy's, torch's and the loader's own random numbers are afterwards as before."""
-    numbers = RandomPlaces()
-    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    numbers = RandomPlaces(on_gpus=torch.cuda.is_initialized())
     generator: Any = loader.generator
     own: Any = generator.get_state() if generator is not None else None
     try:
         yield
     finally:
         numbers.restore()
-        if on_gpu is not None:
-            torch.cuda.set_rng_state_all(on_gpu)
         if generator is not None:
             generator.set_state(own)
 

@@ -17,8 +17,8 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
 from lostflops.optimize.device import host_share
-from lostflops.optimize.loader.batches import RandomPlaces, random_state
 from lostflops.optimize.loader.own_state import changed, own_state
+from lostflops.optimize.random_places import RandomPlaces, random_state
 
 WATCHED = 3  # batches whose making is watched for what it changes
 UNSEEN = "what its samples are made of (the same batch, made again, is another)"

@@ -161,9 +161,10 @@ def tune_loader(
     of order where their times vary, workers that live on after an epoch (torch then draws one random
     number less per epoch, so later epochs are shuffled differently), several workers for an iterable dataset,
     and another number of them where the dataset, `collate_fn` or sampler has a state that batches depend on.
-    Workers ask for batches ahead, which two loops may see: one that draws random numbers between
-    `iter(loader)` and its first batch, and one that breaks off where no more than `num_workers` times
-    `prefetch_factor` batches of an epoch are left, with a sampler that has random numbers of its own.
+    Workers ask for batches ahead, which three loops may see: one that draws random numbers between
+    `iter(loader)` and its first batch, one that changes during an epoch what the sampler reads, and one that
+    breaks off where no more than `num_workers` times `prefetch_factor` batches of an epoch are left, with a
+    sampler that has random numbers of its own.
 
     The loader is not iterated: a copy of its sampler is asked in another process, and Python's, NumPy's and
     torch's random numbers are afterwards as before. A dataset or `collate_fn` that making a batch changes is

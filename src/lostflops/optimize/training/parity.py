@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import copy
 import math
-import random
-import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lostflops.optimize.random_places import RandomPlaces, seed_all
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.training.precision import to_bf16
 
@@ -51,19 +50,15 @@ def loss_parity(
         )
     runs = {BASELINE: baseline, **variants}
     losses: dict[str, list[float]] = {name: [] for name in runs}
-    numpy: Any = sys.modules.get("numpy")
-    state, numpys = random.getstate(), numpy.random.get_state() if numpy else None
+    places = RandomPlaces(on_gpus=torch.cuda.is_available())
     try:
-        with cast("Any", torch.random).fork_rng():
-            started = {name: _started(model, change, make_step, seed) for name, change in runs.items()}
-            for number in range(steps):
-                for name, step in started.items():
-                    _seed(seed + 1 + number)  # dropout and data are those of the step, whoever takes it
-                    losses[name].append(_number(step(number)))
+        started = {name: _started(model, change, make_step, seed) for name, change in runs.items()}
+        for number in range(steps):
+            for name, step in started.items():
+                seed_all(seed + 1 + number)  # dropout and data are those of the step, whoever takes it
+                losses[name].append(_number(step(number)))
     finally:
-        random.setstate(state)
-        if numpy:
-            numpy.random.set_state(numpys)
+        places.restore()
     base = losses.pop(BASELINE)
     if not all(map(math.isfinite, base)):
         raise Refused(f"the loss of {BASELINE} is {_first_bad(base)}", "make the baseline train first")
@@ -78,24 +73,17 @@ def loss_parity(
 def _started(
     model: Any, change: Callable[[Any], Any], make_step: Callable[[Any], Callable[[int], Any]], seed: int
 ) -> Callable[[int], Any]:
-    _seed(seed)
+    seed_all(seed)
     mine = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model()
     changed = change(mine)
     if isinstance(changed, torch.nn.Module):
         mine = changed
-    _seed(seed)
+    seed_all(seed)
     return make_step(mine)
 
 
 def _number(loss: Any) -> float:
     return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-
-
-def _seed(number: int) -> None:
-    torch.manual_seed(number)  # pyright: ignore[reportUnknownMemberType]
-    random.seed(number)
-    if (numpy := cast("Any", sys.modules.get("numpy"))) is not None:
-        numpy.random.seed(number % 2**32)
 
 
 @dataclass(frozen=True)

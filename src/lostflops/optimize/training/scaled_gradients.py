@@ -17,6 +17,8 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_leaves
 
+from lostflops.optimize.model_parts import wrapper_in
+from lostflops.optimize.own_hooks import OwnHook
 from lostflops.optimize.refused import Refused
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ class ScaledGradients:
         self._backward = False  # of a scaled loss is under way
         self._watching: dict[int, tuple[Any, Any]] = {}  # by id of a parameter: what adds to its gradient
         self._left: dict[int, tuple[torch.Tensor, int]] = {}  # gradients of the last one, with their versions
+        # FSDP adds to its parts' gradients itself: the results of its modules are watched instead.
+        sharded = (each for each in model.modules() if wrapper_in(each, "FSDP1", "FSDP2") is each)
+        self._hooks = [each.register_forward_hook(OwnHook(self._of_parts)) for each in sharded]
         for name in WATCHED:  # on the object: torch calls them, too
             setattr(scaler, name, functools.partial(getattr(self, f"_{name}"), getattr(scaler, name)))
 
@@ -58,7 +63,7 @@ class ScaledGradients:
 
     def forget_if_none(self) -> None:
         """After a backward that failed: where nothing has a gradient, none is scaled."""
-        if all(each.grad is None for each in self._parameters()):
+        if all(gradient_of(each) is None for each in self._parameters()):
             self.settle()
 
     def release(self) -> None:
@@ -74,7 +79,7 @@ class ScaledGradients:
                     parameter.grad = None
         for name in WATCHED:
             self._scaler.__dict__.pop(name, None)
-        for _, hook in self._watching.values():
+        for hook in (*self._hooks, *(hook for _, hook in self._watching.values())):
             hook.remove()
         self._watching.clear()
         self._left.clear()
@@ -86,18 +91,17 @@ class ScaledGradients:
             yield
         finally:
             self._end()
-        gradients = ((id(each), each.grad) for each in self._parameters())
+        gradients = ((id(each), gradient_of(each)) for each in self._parameters())
         self._left = {number: (each, each._version) for number, each in gradients if each is not None}
 
-    def _warn_of_changes(self, optimizer: Any) -> None:
-        for parameter in with_gradients(optimizer):
-            left, version = self._left.get(id(parameter), (None, 0))
-            if left is not None and left is parameter.grad and left._version != version:
+    def _warn_of_changes(self, parameters: Iterable[torch.Tensor], until: str) -> None:
+        for parameter in parameters:
+            if _changed(gradient_of(parameter), *self._left.get(id(parameter), (None, 0))):
                 warnings.warn(
-                    "gradients were changed between backward(loss) and step(), where they are "
+                    f"gradients were changed between backward(loss) and {until}, where they are "
                     f"{self._scaler.get_scale():,.0f} times too large: clipping makes them too small by "
                     "that. Clip by to_fp16(..., max_norm=1.0), or after scaled.scaler.unscale_(optimizer)",
-                    stacklevel=4,
+                    stacklevel=5,
                 )
                 return
 
@@ -122,6 +126,16 @@ class ScaledGradients:
             watched = functools.partial(self._before_adding, number)
             self._watching[number] = node, node.register_prehook(watched)
 
+    def _of_parts(self, _: Any, __: Any, given: Any) -> None:
+        for each in tree_leaves(given):
+            if isinstance(each, torch.Tensor) and each.requires_grad:
+                cast("Any", each).register_hook(self._before_parts)
+
+    def _before_parts(self, _: torch.Tensor) -> None:
+        for parameter in self._parameters():
+            if parameter.requires_grad:
+                self._before_adding(id(parameter))
+
     def _before_adding(self, number: int, *_: Any) -> None:
         if self.any and not self._backward and number not in self._unscaled | self._stepped:
             raise Refused(
@@ -134,7 +148,9 @@ class ScaledGradients:
 
     def _scale(self, plain: Callable[..., Any], outputs: Any) -> Any:
         if self._unscaled:
-            if any(id(each) in self._unscaled and each.grad is not None for each in self._parameters()):
+            if any(
+                id(each) in self._unscaled and gradient_of(each) is not None for each in self._parameters()
+            ):
                 raise Refused(
                     "the gradients that are there have been unscaled for a step: what a scaled loss adds to "
                     "them would be too large",
@@ -146,6 +162,7 @@ class ScaledGradients:
             _multiply(self._parameters(), self._scaler.get_scale)
             self.any = True
         self._watch()
+        self._warn_of_changes(self._parameters(), "the next backward(loss)")
         self._left.clear()
         scaled = plain(outputs)
         for each in tree_leaves(scaled):
@@ -154,7 +171,7 @@ class ScaledGradients:
         return scaled
 
     def _unscale_(self, plain: Callable[..., Any], optimizer: Any) -> None:
-        self._warn_of_changes(optimizer)
+        self._warn_of_changes(with_gradients(optimizer), "step()")
         plain(optimizer)
         self._unscaled |= self._ids(optimizer)
 
@@ -185,12 +202,31 @@ class ScaledGradients:
 
 def with_gradients(optimizer: Any) -> list[torch.Tensor]:
     """The parameters that a step would change."""
-    return [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    every = (each for group in optimizer.param_groups for each in group["params"])
+    return [each for each in every if gradient_of(each) is not None]
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """FSDP1's parameters are parts of others for some time, and have none: torch warns who asks."""
+    return parameter.grad if parameter.is_leaf else None
+
+
+@torch.no_grad()
+def _changed(gradient: torch.Tensor | None, left: torch.Tensor | None, version: int) -> bool:
+    """Whether it is another one than was left, by its values where it is in other memory. Zeros are none."""
+    if gradient is None or left is None or (left is gradient and left._version == version):
+        return False
+    here, there = (cast("Any", getattr(each, "_local_tensor", each)) for each in (gradient, left))
+    plain = here.layout == there.layout == torch.strided
+    if left is not gradient and left._version == version and plain and torch.equal(here, there):
+        return False
+    return not plain or bool(here.any())
 
 
 @torch.no_grad()
 def _multiply(parameters: Iterable[torch.Tensor], factor: Callable[[], float]) -> None:
-    gradients = {id(each.grad): each.grad for each in parameters if each.grad is not None}
+    found = (gradient_of(each) for each in parameters)
+    gradients = {id(each): each for each in found if each is not None}
     by = factor() if gradients else 1.0  # a GPU is waited for
     for gradient in gradients.values():
         gradient.mul_(by)
