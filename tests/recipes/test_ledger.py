@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lostflops.accounts import ACCOUNTS as DOCUMENTED
@@ -367,7 +367,18 @@ def test_the_order_of_rows_does_not_matter(job: dict[str, Rows], random: Any) ->
     assert spent(shuffled) == spent(job)
 
 
+# 0.25 ms of a pause of which nothing was recorded stand behind the cut.
+LATE_CUT: dict[str, Rows] = {
+    "steps": [{"rank": 1, "step": 0, "start": 4, "end": 13}],
+    "ranks": [{"rank": 1, "device_kind": "gpu", "main_thread": 7}],
+    "kernels": [],
+    "copies": [{"rank": 1, "start": 0, "end": 1, "thread": 8, "communication": False}],
+    "launches": [{"rank": 1, "start": 2, "end": 11, "thread": 8, "name": "cudaStreamSynchronize"}],
+}
+
+
 @fast
+@example(LATE_CUT, 12, 250_000)
 @given(jobs(), st.integers(0, 30), SCALES)
 def test_splitting_a_step_splits_its_accounts(job: dict[str, Rows], at: int, scale: int) -> None:
     """A gap that is cut keeps its length, but what ends its first piece is the same, so causes stay too."""
