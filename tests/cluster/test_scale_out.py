@@ -34,6 +34,7 @@ from lostflops.lab.simulate.strategy import strategy
 from lostflops.lab.simulate.writing import simulate
 from lostflops.recipes import named, recipes
 from lostflops.session import Session, Skipped
+from lostflops.store.at_once import CHOICE
 from lostflops.store.trace import Trace
 
 
@@ -171,6 +172,23 @@ def test_some_steps_and_ranks_say_the_same(dask: Dask, run: Path) -> None:
             forgotten(run)
             there = ClusterSession(trace, found).run(name)
             assert written(there.table) == written(here.table), name  # type: ignore[union-attr]
+
+
+def test_a_worker_answers_of_a_small_run_by_the_engine_that_the_session_takes(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The streaming engine may round the last digit of a share otherwise."""
+    engines: list[str | None] = []
+    monkeypatch.setattr(
+        tasks.batches, "answered", lambda *_: engines.append(os.environ.get(CHOICE)) or pl.DataFrame()
+    )
+    opened = Trace.open(run)
+    monkeypatch.setattr(tasks, "SMALL", opened.manifest.num_events)
+    question = tasks.Question(tasks.Slice.of(opened), "stream_waits", {}, None)
+    tasks.answer(question, {})
+    monkeypatch.setattr(tasks, "SMALL", opened.manifest.num_events - 1)
+    tasks.answer(question, {})
+    assert engines == ["in-memory", None]
 
 
 def test_options_reach_the_workers_and_kept_answers_are_used(

@@ -8,7 +8,6 @@ program again.
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,6 @@ import msgspec
 from lostflops.errors import LostflopsError
 from lostflops.ingest import formats, freed_memory
 from lostflops.ingest.part import Part
-from lostflops.store.at_once import at_once
 from lostflops.store.trace import storing
 
 
@@ -57,7 +55,7 @@ def main() -> None:
             folder = Path(task.folder)
             with storing(folder, folder):
                 asked = formats.Reading(Path(task.path), folder, task.salvage, progress=progress)
-                parts = at_once(partial(formats.named(task.form).read, asked))
+                parts = formats.named(task.form).read(asked)
         except LostflopsError as error:
             say(Reply(error=(type(error).__name__, error.message, error.hint)))
         else:

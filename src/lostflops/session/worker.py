@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +23,6 @@ import polars as pl
 
 from lostflops.errors import LostflopsError
 from lostflops.recipes import named
-from lostflops.store.at_once import at_once
 from lostflops.store.trace import Trace
 from lostflops.tables import TABLES
 
@@ -117,8 +116,7 @@ def answer(task: GroupTask, source: IO[bytes], into: IO[bytes]) -> None:
 
 def main() -> None:
     for line in sys.stdin.buffer:
-        task = GroupTask(**json.loads(line))
-        at_once(partial(answer, task, sys.stdin.buffer, sys.stdout.buffer))
+        answer(GroupTask(**json.loads(line)), sys.stdin.buffer, sys.stdout.buffer)
 
 
 if __name__ == "__main__":
