@@ -608,3 +608,10 @@ def test_two_columns_are_numbers_alike_where_both_are_whole_numbers() -> None:
     assert both is not None and both.tolist() == [1, 2, 3]
     for one, other in ((whole, lacking), (lacking, whole), (lacking, lacking)):
         assert sets._both(one, other) is None  # pyright: ignore[reportPrivateUsage]
+
+
+def test_intervals_that_touch_are_as_long_together() -> None:
+    lane, start, end = (np.array(column) for column in ([1, 1, 2, 1, 1], [4, 0, 8, 7, 12], [7, 3, 9, 8, 13]))
+    assert intervals.touching_lengths([lane], start, end).tolist() == [4, 3, 1, 4, 1]
+    nothing = np.zeros(0, np.int64)
+    assert intervals.touching_lengths([nothing], nothing, nothing).tolist() == []

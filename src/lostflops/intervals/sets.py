@@ -55,6 +55,24 @@ def united(keys: Sequence[Int], start: Int, end: Int) -> tuple[Int, Int]:
     return held[order[first]], reach
 
 
+def touching_lengths(keys: Sequence[Int], start: Int, end: Int) -> Int:
+    """How long each interval is with those of equal keys before and behind it that it touches.
+
+    Intervals of equal keys must not overlap.
+    """
+    order = sorted_by(*keys, start)
+    if not len(order):
+        return np.zeros(0, np.int64)
+    began, ended = start[order], end[order]
+    opens = changes_of(*(key[order] for key in keys))
+    opens[1:] |= began[1:] != ended[:-1]
+    at = np.flatnonzero(opens)
+    whole = ended[np.append(at[1:], len(order)) - 1] - began[at]
+    length = np.empty(len(order), np.int64)
+    length[order] = whole[np.cumsum(opens) - 1]
+    return length
+
+
 def _joined(start: Int, end: Int, opens: Bool) -> tuple[Int, Int]:
     """The first rows of intervals that touch none before them, and where they end.
 

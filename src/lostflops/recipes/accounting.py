@@ -232,9 +232,9 @@ def _charged(doers: pl.DataFrame, spans: pl.DataFrame, refilled: Int, may_run: B
     waits_for_lost = (account == NAMED.index(SYNCHRONISED)) & may_run[gap]
     account = np.where(waits_for_lost, NAMED.index(UNRECORDED), account)
     at = refilled[gap]
-    nameless = _nameless(
-        account, _across_steps(doers["rank"].to_numpy()[runs.window], thread, account, start, end)
-    )
+    keys = (doers["rank"].to_numpy()[runs.window], thread, account)
+    # A step's end may have cut them.
+    nameless = _nameless(account, intervals.touching_lengths(keys, start, end))
     cut = np.flatnonzero(nameless & (start < at) & (at < end))
     # The first part of what is cut stays in its place.
     gap, thread, account, nameless = (np.r_[c, c[cut]] for c in (gap, thread, account, nameless))
@@ -242,20 +242,6 @@ def _charged(doers: pl.DataFrame, spans: pl.DataFrame, refilled: Int, may_run: B
     end[cut] = at[cut]
     account = np.where(nameless & (end <= refilled[gap]), NAMED.index(SYNCHRONISED), account)
     return _Charged(gap, thread, start, end, account)
-
-
-def _across_steps(rank: Int, thread: Int, account: Int, start: Int, end: Int) -> Int:
-    """How long each stretch is with those of its thread and account that it touches, where a step's end cut
-    it."""
-    order = np.lexsort((start, thread, rank))
-    of = [column[order] for column in (rank, thread, account)]
-    opens = np.r_[True, np.any([c[1:] != c[:-1] for c in of], axis=0) | (start[order][1:] != end[order][:-1])]
-    opens = opens[: len(order)]
-    first = np.flatnonzero(opens)
-    last = np.r_[first[1:], len(order)] - 1
-    length = np.empty(len(order), np.int64)
-    length[order] = (end[order][last[: len(first)]] - start[order][first])[np.cumsum(opens) - 1]
-    return length
 
 
 def _nameless(account: Int, length: Int) -> npt.NDArray[np.bool_]:
