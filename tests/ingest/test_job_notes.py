@@ -108,9 +108,12 @@ def test_a_job_that_fails_outside_of_a_window_says_how(
     assert recorded.status == status
     first = shown(recorded.run)
     assert first.notes[0].startswith("The job failed:") and said in first.notes[0]
-    # A step that a busy machine held up is in no mean, and that is said.
+    # A step that a busy machine held up, at its end perhaps, is in no mean, and that is said.
     held_up = [finding for finding in first.findings if finding.name == "outlier-step"]
-    assert first.run.num_counted_steps == 3 - len(held_up)
+    held_up += [
+        note for note in first.notes if note.startswith("Left out of the mean: step 4 (nothing starts")
+    ]
+    assert first.run.num_counted_steps == 3 - len(held_up), str(first)
     assert "abc" not in (recorded.run / "recording.jsonl").read_text() + str(first.notes)
 
 
