@@ -183,10 +183,10 @@ def test_a_worker_answers_of_a_small_run_by_the_engine_that_the_session_takes(
         tasks.batches, "answered", lambda *_: engines.append(os.environ.get(CHOICE)) or pl.DataFrame()
     )
     opened = Trace.open(run)
-    monkeypatch.setattr(tasks, "SMALL", opened.manifest.num_events)
+    monkeypatch.setattr("lostflops.session.asking.SMALL", opened.manifest.num_events)
     question = tasks.Question(tasks.Slice.of(opened), "stream_waits", {}, None)
     tasks.answer(question, {})
-    monkeypatch.setattr(tasks, "SMALL", opened.manifest.num_events - 1)
+    monkeypatch.setattr("lostflops.session.asking.SMALL", opened.manifest.num_events - 1)
     tasks.answer(question, {})
     assert engines == ["in-memory", None]
 

@@ -11,6 +11,7 @@ import polars as pl
 
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, percent
+from lostflops.recipes.accounting import UNEXPLAINED
 from lostflops.recipes.compute.of_ranks import PACES, WORK
 from lostflops.recipes.host.saving import HELD_UP
 from lostflops.recipes.idle.evaluations import EVALUATIONS
@@ -47,7 +48,6 @@ INTERLEAVED, ZERO_BUBBLE = "interleaved", "zb"
 CHECKPOINT = "idle.checkpoint_logging"
 OTHER_HOST, LOADING = "idle.other_host_work", "idle.data_loading"
 HOST_WAITS = "host-waits-for-device"  # the finding about a CPU that reads values in steps
-UNEXPLAINED = "idle.unexplained"
 BETWEEN = ("idle.launch_bound", UNEXPLAINED)  # what a host that runs ahead hides
 BESIDE = pl.Schema({"rank": pl.Int32, "name": pl.String, "time": pl.Int64, "pauses": pl.Int64})
 COMMUNICATION = ("communication.wait", "communication.transfer", "communication.exposed")

@@ -9,11 +9,11 @@ import polars as pl
 
 from lostflops.finding import Finding, milliseconds, percent
 from lostflops.naming.standing_still import stands_still
+from lostflops.recipes.accounting import UNEXPLAINED as NOTHING_KNOWN
 from lostflops.recipes.idle.read_values import WAITS
 
 from .declared import BESIDE, COMPUTED_ON_CPU, EVALUATES, MADE_ON_CPU, ONE_BY_ONE, PROFILER, SLOWED
 from .given import BETWEEN, HOST_WAITS, OTHER_HOST, Given
-from .given import UNEXPLAINED as NOTHING_KNOWN
 from .idle.evaluation import evaluates_often
 from .idle.first_runs import runs_first
 from .idle.freed_memory import gives_memory_back

@@ -7,6 +7,7 @@ What a recipe reads of other recipes stays on the workers; only answers that are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +15,7 @@ import polars as pl
 
 from lostflops.recipe import Recipe
 from lostflops.recipes import named
-from lostflops.session import SMALL, Fold, Session, Skipped, batches
+from lostflops.session import Fold, Session, Skipped, batches, is_small
 from lostflops.store.at_once import in_memory
 from lostflops.store.trace import Trace
 from lostflops.tables import TABLES
@@ -52,9 +53,7 @@ class ClusterSession(Session):
 
     def small(self, function: Callable[[], T]) -> T:
         # Not on Polars' thread: answers of workers are put together on others.
-        if self.trace.manifest.num_events > SMALL:
-            return function()
-        with in_memory():
+        with in_memory() if is_small(self.trace) else nullcontext():
             return function()
 
     def begin(

@@ -25,7 +25,7 @@ from lostflops.ingest.part import Part
 from lostflops.ingest.sources import read_all
 from lostflops.recipes import named
 from lostflops.run_folder import MANIFEST
-from lostflops.session import SMALL, Session, batches
+from lostflops.session import Session, batches, is_small
 from lostflops.store.at_once import in_memory
 from lostflops.store.installation import entry_points
 from lostflops.store.trace import Trace, storing
@@ -212,8 +212,7 @@ def answer(question: Question, given: Given) -> pl.DataFrame:
     for name, parts in given.items():
         known[name] = _tables(name, parts)
     trace = question.of.opened()
-    # By the engine that who asks would take: another may round the last digit of a share otherwise.
-    with in_memory() if trace.manifest.num_events <= SMALL else nullcontext():
+    with in_memory() if is_small(trace) else nullcontext():
         return batches.answered(wanted, trace, known, group, question.options)
 
 

@@ -23,8 +23,7 @@ def launching(launches: pl.LazyFrame | None, kernels: pl.LazyFrame | None) -> pl
 
     What was called after the last call that has a kernel was still queued when the recording ended, and what
     was called after the last one of a stream in use may have been, unless a call waited for it. What is
-    captured into a graph does not
-    run. Kernels that name no call are those of as many calls without one.
+    captured into a graph does not run. Kernels that name no call are those of as many calls without one.
     """
     nothing = pl.DataFrame(schema={"rank": pl.Int32, "start": pl.Int64, "ran": pl.Boolean})
     if launches is None or kernels is None:

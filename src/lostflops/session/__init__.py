@@ -5,4 +5,5 @@ from .asking import SMALL as SMALL
 from .asking import Answer as Answer
 from .asking import Session as Session
 from .asking import Skipped as Skipped
+from .asking import is_small as is_small
 from .batches import Fold as Fold

@@ -76,6 +76,12 @@ GAINS = pl.Schema(
 )
 
 
+def is_small(trace: Trace) -> bool:
+    """Whether what a run is asked is computed in memory, here and by the workers of a cluster: the streaming
+    engine may round the last digit of a share otherwise."""
+    return trace.manifest.num_events <= SMALL
+
+
 class Session:
     """Runs recipes on one trace. What several need is computed once; answers are kept beside the run."""
 
@@ -201,7 +207,7 @@ class Session:
     def small(self, function: Callable[[], T]) -> T:
         """What the function, which asks this session, returns or raises: of a small run in less time."""
         # Groups of ranks are answered by threads, which `at_once` must not wait for.
-        small = self.trace.manifest.num_events <= SMALL and groups(self.trace) == [None]
+        small = is_small(self.trace) and groups(self.trace) == [None]
         return at_once(function) if small else function()
 
     def _answer(self, wanted: Recipe, options: Mapping[str, Any]) -> Answer | Skipped:

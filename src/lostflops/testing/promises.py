@@ -288,7 +288,7 @@ def _require(true: bool, said: str) -> None:
 
 
 def _streamed(recipe: Recipe, example: Example, given: Mapping[str, Rows]) -> pl.DataFrame:
-    """As the workers of a cluster answer, and a large run is answered."""
+    """As a large run is answered, here and on a cluster."""
     return recipe(*inputs_on_example(recipe, given), **example.options).collect()
 
 

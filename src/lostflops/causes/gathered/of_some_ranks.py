@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import polars as pl
 
 from lostflops import intervals
-from lostflops.causes.given import CHECKPOINT, NAMES, OTHER_HOST, UNEXPLAINED
+from lostflops.causes.given import CHECKPOINT, NAMES, OTHER_HOST
+from lostflops.recipes.accounting import UNEXPLAINED
 from lostflops.recipes.compute.of_ranks import flops_in_steps
 from lostflops.recipes.host.launching_threads import launches_beside
 from lostflops.recipes.host.saving import held_up_by_async, with_proofs

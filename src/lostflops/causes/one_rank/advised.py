@@ -6,9 +6,9 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.causes.declared import LOGGING
 from lostflops.causes.longer_compute import slow_device
 from lostflops.causes.page_findings import PageFindings
+from lostflops.recipes.accounting import UNEXPLAINED
 
 UNEVEN = "uneven-work"  # what remedies know it by that ranks have unlike amounts to do: it is for all of them
-UNTOLD = "idle.unexplained"
 FINDING_OF = {name: account.loss.finding for name, account in ACCOUNTS.items() if account.loss}
 
 
@@ -44,7 +44,7 @@ def _advice(page: PageFindings, cause: str, device_slow: bool) -> str:
 
 def label(account: str) -> str:
     """What an account is called as a cause."""
-    if account == UNTOLD:
+    if account == UNEXPLAINED:
         return "pauses for reasons that were not recorded"
     return ACCOUNTS[account].label if account in ACCOUNTS else account
 

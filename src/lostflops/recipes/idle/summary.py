@@ -19,6 +19,21 @@ LOADS = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 PROVEN = [f"idle.{cause}" for cause in HOST_CAUSES]
 
 
+def _of_a_cpu(account: str, own: int, host: int, at_most: int | None) -> dict[str, object]:
+    """What an account takes of the one step of 100 ns of a CPU."""
+    return {
+        "account": account,
+        "per_step": own,
+        "host_per_step": host,
+        "step_share": own / 100,
+        "steps": 1,
+        "most_on": 0,
+        "most": own,
+        "on_host": True,
+        "at_most": at_most,
+    }
+
+
 @recipe(
     question="What does each cause of idle time cost per step, and what could its removal save?",
     scope="job",
@@ -92,22 +107,9 @@ PROVEN = [f"idle.{cause}" for cause in HOST_CAUSES]
                 "ranks": [{"world_size": 1, "device_kind": "cpu", "main_thread": 7}],
             },
             expect=[
-                {
-                    "account": account,
-                    "per_step": own,
-                    "host_per_step": host,
-                    "step_share": own / 100,
-                    "steps": 1,
-                    "most_on": 0,
-                    "most": own,
-                    "on_host": True,
-                    "at_most": at_most,
-                }
-                for account, own, host, at_most in (
-                    ("idle.data_loading", 12, 32, 32),
-                    ("idle.unexplained", 9, 9, None),
-                    ("idle.host_synchronisation", 2, 2, None),
-                )
+                _of_a_cpu("idle.data_loading", 12, 32, at_most=32),
+                _of_a_cpu("idle.unexplained", 9, 9, at_most=None),
+                _of_a_cpu("idle.host_synchronisation", 2, 2, at_most=None),
             ],
         ),
         Example(
@@ -120,18 +122,8 @@ PROVEN = [f"idle.{cause}" for cause in HOST_CAUSES]
                 "ranks": [{"world_size": 1, "device_kind": "cpu", "main_thread": 7}],
             },
             expect=[
-                {
-                    "account": account,
-                    "per_step": own,
-                    "host_per_step": host,
-                    "step_share": own / 100,
-                    "steps": 1,
-                    "most_on": 0,
-                    "most": own,
-                    "on_host": True,
-                    "at_most": own,
-                }
-                for account, own, host in (("idle.data_loading", 32, 32), ("idle.other_host_work", 15, 15))
+                _of_a_cpu("idle.data_loading", 32, 32, at_most=32),
+                _of_a_cpu("idle.other_host_work", 15, 15, at_most=15),
             ],
         ),
     ],

@@ -26,7 +26,7 @@ from .budget import Budget, budget
 from .moments import Moments, moments
 from .notes.between_steps import between
 from .notes.clocks_apart import with_clocks
-from .notes.lost_work import LOST, doubted, impossible_times, lost_work, without_times
+from .notes.lost_work import LOST, doubted, doubting_times, lost_work, without_length
 from .notes.of_one_run import OF_OTHER_TIMES, of_other_runs, of_other_times, of_several_jobs
 from .notes.profiler_overhead import doubting, own_work, profiler_at_work
 from .notes.shared_gpu import beside_others, is_shared, shared, verdict_beside_others
@@ -217,8 +217,8 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
     if len(run.ranks) > 1 and not apart:
         apart = _kept_notes(session, "page_other_runs", lambda: _other_runs(trace, session, run, counting))
     found = tuple(map(doubted, found)) if lost else found
-    impossible = [*impossible_times(trace)]
-    found = tuple(without_times(finding, impossible) for finding in found) if impossible else found
+    odd = [*without_length(trace)]
+    found = tuple(doubting_times(finding, odd[0]) for finding in found) if odd else found
     beside = is_shared(trace.manifest.quality)
     found = tuple(map(beside_others, found)) if beside else found
     profiler = _kept_notes(session, "page_profiler", partial(_profiler, trace, session, steps, counting))
@@ -227,7 +227,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
         before = by_name["launch_latency"].table["worst_before_launch"].max()
         found = with_clocks(found, before if isinstance(before, int) else None)
     said = _verdict(
-        trace, run, spent, skipped, by_name, found, in_graphs / max(1, kernel_time), bool(lost or impossible)
+        trace, run, spent, skipped, by_name, found, in_graphs / max(1, kernel_time), bool(lost or odd)
     )
     told = facts.known(trace, run, spent, windows, by_name, step_notes.tell_the_period(steps, counting))
     return Page(
@@ -246,7 +246,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
             *job_notes(trace, by_name, run),
             *_notes(run, _outside(trace, steps), unclassified, kernel_time),
             *lost,
-            *impossible,
+            *(one.note for one in odd),
             *shared(trace.manifest.quality, len(run.ranks)),
             *between(trace, steps),
             *profiler,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from lostflops.accounts import ACCOUNTS
 from lostflops.causes import verdicts
 from lostflops.finding import Finding, milliseconds, percent
+from lostflops.recipes.accounting import DEPENDENCY, UNRECORDED
 
 from .budget import Budget, Line
 
@@ -24,7 +25,6 @@ NAMES: Mapping[str, str] = {
 
 BARELY = 0.5  # of what the first finding costs: a group of accounts that holds less is not what it is about
 SAVES = re.compile(r" while the CPU saves a checkpoint\.$|^Checkpoints hold ")  # and does not log
-UNRECORDED, ON_ITS_WAY = "idle.unrecorded", "idle.dependency"
 UNSPLIT = "communication.exposed"  # waiting or transfer
 # A loss that is so many times as large as the first finding, and not about it, leads the verdict.
 FAR_LARGER = 2
@@ -122,7 +122,7 @@ def _bound_by(first: Finding, budget: Budget, on_host: bool, length: str, is_dou
     if loss is None or (name and copies and loss.ns < BARELY * first.size * budget.num_windows):
         # Most of what it costs are copies, as of a checkpoint.
         return f"{name}: {_share(first, budget)} of the {length} is {_noun(first)}."
-    if is_doubtful and first.accounts[0] == ON_ITS_WAY:  # for as long as what was lost may have run
+    if is_doubtful and first.accounts[0] == DEPENDENCY:  # for as long as what was lost may have run
         name = NAMES[UNRECORDED]
     name = name or _loss_name(loss, budget, is_doubtful)
     return f"{name}: {_loss(loss, on_host, length, budget, is_doubtful)}."

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import polars as pl
 
 from lostflops.finding import Finding, percent
+from lostflops.recipes.accounting import DEPENDENCY, UNRECORDED
 from lostflops.recipes.lost_kernels import WORTH_TELLING, launching
 from lostflops.session import Fold, Session
 from lostflops.store.trace import IMPOSSIBLE, NO_TIME, OPENED, Trace
 
-UNRECORDED, ON_ITS_WAY = "idle.unrecorded", "idle.dependency"
 ONCE_MORE = "Export the report again, or record again."
 AGAIN = "Record fewer steps, or less at a time (no stacks, no shapes): the profiler lost kernels."
-MAY_HAVE_RUN = "The GPU may have worked meanwhile: some of its work {}, as recorded."
+MAY_HAVE_RUN = "The GPU may have worked meanwhile: some of its work ends {} it begins, as recorded."
 MAY_BE_WORK = "The GPU may have worked meanwhile: kernels of some launches were not recorded."
 
 
@@ -44,29 +45,33 @@ def lost_calls(trace: Trace, counted: pl.DataFrame) -> tuple[int, int]:
     return rows.height - int(rows["ran"].sum()), rows.height
 
 
-def impossible_times(trace: Trace) -> Iterator[str]:
+class NoLength(NamedTuple):
+    """That much GPU work has no length in the recording."""
+
+    ends: str  # "before" or "as" it begins
+    note: str
+
+
+def without_length(trace: Trace) -> Iterator[NoLength]:
     """That much GPU work ends before or as it begins, as it was recorded: how long it took is not known."""
-    for names, what, end in (
-        (IMPOSSIBLE, "rows of GPU work", "end before they begin"),
-        ((NO_TIME,), "kernels", "end as they begin"),
-    ):
+    for names, what, ends in ((IMPOSSIBLE, "rows of GPU work", "before"), ((NO_TIME,), "kernels", "as")):
         told = [fact for fact in trace.manifest.quality if fact.name in names and fact.of]
         many, every = sum(fact.count for fact in told), sum(fact.of or 0 for fact in told)
         if many and many >= WORTH_TELLING * every:
-            yield (
-                f"{many:,} of {every:,} {what} ({percent(many, every)}) {end}: how long they ran is not "
-                f"known, and what seems idle may be that work. {ONCE_MORE}"
+            note = (
+                f"{many:,} of {every:,} {what} ({percent(many, every)}) end {ends} they begin: how long they "
+                f"ran is not known, and what seems idle may be that work. {ONCE_MORE}"
             )
+            yield NoLength(ends, note)
 
 
-def without_times(finding: Finding, notes: Sequence[str]) -> Finding:
-    """A finding about idle time, doubted where GPU work has no length, as one of `notes` tells."""
+def doubting_times(finding: Finding, told: NoLength) -> Finding:
+    """A finding about idle time, doubted where GPU work has no length."""
     if not finding.is_of_idle_time:
         return finding
-    before = any("end before they begin" in note for note in notes)
-    if finding.accounts[0] == ON_ITS_WAY:  # for as long as such work may have run
+    if finding.accounts[0] == DEPENDENCY:  # for as long as such work may have run
         finding = replace(finding, next=ONCE_MORE, remedies=())
-    return finding.with_doubt(MAY_HAVE_RUN.format(f"ends {'before' if before else 'as'} it begins"))
+    return finding.with_doubt(MAY_HAVE_RUN.format(told.ends))
 
 
 LOST = Fold(lost_calls, of_all_steps=True)
