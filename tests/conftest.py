@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 if settings.get_current_profile_name() == "default":  # the mutants have one of their own
     settings.load_profile("shared machine")
+
+
+IN_MEMORY = Path("/dev/shm")
+ROOM = 8 << 30  # bytes: several times what all tests write
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure() -> None:
+    """Files of tests lie in memory where there is room: thousands of small ones cost a disk's file system more."""
+    if IN_MEMORY.is_mount() and shutil.disk_usage(IN_MEMORY).free >= ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
 
 @pytest.hookimpl(optionalhook=True)  # where pytest-xdist is there

@@ -62,6 +62,7 @@ class Simulated:
 
     torch_device = torch.device("cpu")
     coherent = False
+    looks = True  # at what operators read and write
 
     def __init__(self) -> None:
         self._numbers = iter(range(1, 1 << 60))
@@ -140,11 +141,20 @@ class Simulated:
 _NO_WORK = {torch.ops.aten.set_, torch.ops.aten.set_data, torch.ops.aten.detach_, torch.ops.aten.resize_}
 
 
+@dataclass(frozen=True)
+class _Operator:
+    """Whether it touches memory, and the names of its arguments, in order, with whether it writes to each."""
+
+    works: bool
+    arguments: dict[str, bool]
+    name: str
+
+
 @cache
-def _arguments(func: Any) -> dict[str, bool]:
-    """The names of an operator's arguments, in order, and whether it writes to each."""
+def _operator(func: Any) -> _Operator:
     alias = {argument.name: argument.alias_info for argument in func._schema.arguments}
-    return {name: info is not None and info.is_write for name, info in alias.items()}
+    arguments = {name: info is not None and info.is_write for name, info in alias.items()}
+    return _Operator(func.overloadpacket not in _NO_WORK, arguments, str(func))
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -164,8 +174,8 @@ class _Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         device = self._device()
-        if device is not None and not device._inside and func.overloadpacket not in _NO_WORK:
-            names = _arguments(func)
+        if device is not None and device.looks and not device._inside and _operator(func).works:
+            names = _operator(func).arguments
             given = [
                 *zip(names.values(), args, strict=False),
                 *((writes, kwargs[name]) for name, writes in names.items() if name in kwargs),
@@ -407,7 +417,7 @@ class RaceDevice(Simulated):
         reads = {memory for tensor in read for memory in self._memory(tensor)}
         writes = {memory for tensor in (*written, *new) for memory in self._memory(tensor)}
         self._host_did |= host
-        self._launch(self._host_stream if host else self._current, reads, writes, str(func))
+        self._launch(self._host_stream if host else self._current, reads, writes, _operator(func).name)
 
     def _launch(self, stream: Stream, read: set[int], written: set[int], what: str) -> None:
         if self._host_did and stream is not self._host_stream:  # a launch comes after what the host has done
@@ -420,6 +430,8 @@ class RaceDevice(Simulated):
 
 class LazyDevice(Simulated):
     """Runs copies as late as it may. `lost` counts copies from or to memory that was gone when they ran."""
+
+    looks = False
 
     def __init__(self, done: str | int = "never") -> None:
         super().__init__()
@@ -576,8 +588,10 @@ class ClockDevice(Simulated):
             return  # a view
         nbytes = sum(t.numel() * t.element_size() for t in (*read, *written, *new))
         self.now += self._host_ns
-        self.kernels.append(self._run(self._current, str(func), self._operator_ns(func, nbytes), nbytes))
-        if "_local_scalar_dense" in str(func):  # the host reads a number
+        self.kernels.append(
+            self._run(self._current, _operator(func).name, self._operator_ns(func, nbytes), nbytes)
+        )
+        if "_local_scalar_dense" in _operator(func).name:  # the host reads a number
             self.now = max(self.now, self._current.time)
 
     def _run(self, stream: Stream, name: str, took: int, nbytes: int) -> Row:
