@@ -25,7 +25,7 @@ ROOM = 8 << 30  # bytes: several times what all tests write
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure() -> None:
-    """Files of tests lie in memory where there is room: thousands of small ones cost a disk's file system more."""
+    """Files of tests lie in memory where there is room: a disk takes longer for thousands of small ones."""
     if IN_MEMORY.is_mount() and shutil.disk_usage(IN_MEMORY).free >= ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
