@@ -24,7 +24,7 @@ from lostflops.capture.record import new_run
 from lostflops.capture.record.injected.lostflops_recorder import copier
 from lostflops.cli import main
 from pod_runner import Cluster
-from recorded import TRAIN
+from recorded import QUICK_TORCH, TRAIN
 
 yaml = pytest.importorskip("yaml")
 pytest.importorskip("ruamel.yaml")
@@ -124,10 +124,11 @@ def test_a_pod_that_the_webhook_patched_is_recorded_and_killed_and_explained(
     # Killed without a warning: what was recorded has left the pod by then.
     script = "print(os.environ['PYTHONPATH'], flush=True)\ntrain(9)\ntime.sleep(2)\nos.kill(os.getpid(), 9)\n"
     (team.folder / "train.py").write_text(TRAIN + script)
-    team.start(patched, "nightly-x7", {"PYTHONPATH": "/of/the/image"})
+    image = f"/of/the/image:{QUICK_TORCH}"
+    team.start(patched, "nightly-x7", {"PYTHONPATH": image})
     status, out, said = team.finish()
     assert (status, said) == (-9, "")
-    assert out == f"{team.volume('nightly-x7', 'lostflops-boot')}:/of/the/image\n"
+    assert out == f"{team.volume('nightly-x7', 'lostflops-boot')}:{image}\n"
 
     run = tmp_path / "fetched"
     assert main(["launch", "k8s", "fetch", "-n", "team", "--output", str(run)]) == 0
@@ -195,7 +196,7 @@ torch.distributed.barrier()
 torch.distributed.destroy_process_group()
 """
     (team.folder / "train.py").write_text(TRAIN + script)
-    team.start(job["spec"]["template"], "two-0", {})
+    team.start(job["spec"]["template"], "two-0", {"PYTHONPATH": QUICK_TORCH})
     status, _, said = team.finish()
     assert status == 0, said
     run = tmp_path / "fetched"

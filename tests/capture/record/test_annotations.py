@@ -22,7 +22,7 @@ from lostflops import cli
 from lostflops.capture.record import annotation_file
 from lostflops.capture.record.injected.lostflops_recorder.marks import mark
 from lostflops.errors import BadAnnotations, Unreadable
-from recorded import TRAIN, TRAIN_PLAINLY, environment, record
+from recorded import TRAIN, environment, record
 
 
 class Profiler(types.SimpleNamespace):
@@ -439,7 +439,7 @@ ANNOTATIONS = [
 def test_functions_of_a_job_are_annotated_from_outside(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "helper.py").write_text(HELPER)
-    (tmp_path / "train.py").write_text(TRAIN_PLAINLY + SCRIPT)
+    (tmp_path / "train.py").write_text(TRAIN + SCRIPT)
     (tmp_path / "a.json").write_text(json.dumps(ANNOTATIONS))
     plain = subprocess.run(
         [sys.executable, "train.py"], env=environment(), capture_output=True, text=True, cwd=tmp_path
@@ -492,10 +492,14 @@ print(dict(counters["frames"]), dict(counters["stats"]), len(counters["graph_bre
     ]
     (tmp_path / "a.json").write_text(json.dumps(entries))
     plain = subprocess.run(
-        [sys.executable, "train.py"], env=environment(), capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, "train.py"],
+        env=environment(COMPILER="1"),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     options = ("--steps", "3-5", "--annotate", str(tmp_path / "a.json"))
-    recorded = record(tmp_path, sys.executable, "train.py", options=options)
+    recorded = record(tmp_path, sys.executable, "train.py", options=options, COMPILER="1")
     assert plain.stdout and recorded.out == plain.stdout, recorded.said
     (calls,) = [line["calls"] for line in recorded.lines() if line.get("kind") == "annotations"]
     # What a graph holds is not called, unless its backend calls it by name as this one does with functions.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import lostflops
-from recorded import TRAIN_PLAINLY, environment, record, record_script
+from recorded import QUICK_TORCH, TRAIN, environment, record, record_script
 
 pytest.importorskip("torch")
 
@@ -20,7 +20,8 @@ pytest.importorskip("torch")
 def test_a_script_is_recorded_and_explained_and_cannot_tell(tmp_path: Path) -> None:
     # Batches come from the random generator, so one draw of ours would change every loss after it.
     (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "sitecustomize.py").write_text("import os\nos.environ['THEIRS'] = 'ran'\n")
+    quick = (Path(QUICK_TORCH) / "sitecustomize.py").read_text()
+    (tmp_path / "theirs" / "sitecustomize.py").write_text(quick + "os.environ['THEIRS'] = 'ran'\n")
     script = """
 import importlib.util
 losses = [train(1) for _ in range(12)]
@@ -29,11 +30,11 @@ print(torch.rand(3).tolist(), importlib.util.find_spec("torch").loader)
 print(torch.optim.AdamW.step.__name__, sys.modules["torch.optim.optimizer"].__loader__)
 sys.exit(7)
 """
-    theirs = str(tmp_path / "theirs")
-    recorded = record_script(tmp_path, script, compiler=True, PYTHONPATH=theirs)
+    started = {"PYTHONPATH": str(tmp_path / "theirs"), "COMPILER": "1"}
+    recorded = record_script(tmp_path, script, **started)
     plain = subprocess.run(
         [sys.executable, "train.py"],
-        env=environment(PYTHONPATH=theirs),
+        env=environment(**started),
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -161,7 +162,7 @@ def test_sigkill_loses_the_open_window_only_and_absent_ranks_are_named(tmp_path:
 
 
 def test_an_exception_ends_the_window_of_a_module_early(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN_PLAINLY + "train(7)\nraise ValueError('theirs')")
+    (tmp_path / "train.py").write_text(TRAIN + "train(7)\nraise ValueError('theirs')")
     recorded = record(tmp_path, sys.executable, "-X", "dev", "-m", "train", options=("--steps", "3-99"))
     assert recorded.status == 1
     assert "ValueError: theirs" in recorded.said
@@ -185,9 +186,13 @@ for i in range(9):
 counters = torch._dynamo.utils.counters
 print(dict(counters["frames"]), dict(counters["stats"]), len(counters["graph_break"]))
 """
-    recorded = record_script(tmp_path, script, compiler=True)
+    recorded = record_script(tmp_path, script, COMPILER="1")
     plain = subprocess.run(
-        [sys.executable, "train.py"], env=environment(), capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, "train.py"],
+        env=environment(COMPILER="1"),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     assert "frames" not in plain.stderr and plain.stdout
     assert recorded.out == plain.stdout
@@ -246,7 +251,7 @@ print(train(5))
 os.unlink(disk + "/full")
 print(train(9))
 """
-    (tmp_path / "train.py").write_text(TRAIN_PLAINLY + script)
+    (tmp_path / "train.py").write_text(TRAIN + script)
     run = small_disk / "run"
     before = [sys.executable, "-m", "lostflops", "record", "--steps", "2-3,6-7,12-13", "--output", str(run)]
     done = subprocess.run(
@@ -318,9 +323,9 @@ def batches():
     for _ in torch.utils.data.DataLoader(range(9), collate_fn=lambda rows: time.sleep(0.02)):
         yield torch.randn(4, 8)
 """
-    plain = record_script(tmp_path / "plain", wait + "train(9, batches())\n", compiler=True)
+    plain = record_script(tmp_path / "plain", wait + "train(9, batches())\n", COMPILER="1")
     leads = "leads = accelerate.Accelerator(cpu=True)\n"
-    led = record_script(tmp_path, wait + leads + "train(9, batches())\n", compiler=True)
+    led = record_script(tmp_path, wait + leads + "train(9, batches())\n", COMPILER="1")
     pages = [lostflops.why(recorded.run) for recorded in (plain, led)]
     advice = [
         next(f.next for f in page.findings if f.name == "data-loading-starves-device") for page in pages

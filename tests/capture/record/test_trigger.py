@@ -18,7 +18,7 @@ import pytest
 import lostflops
 from lostflops.capture.record import on_demand, trigger
 from lostflops.errors import BadOption, LostflopsError, NothingThere
-from recorded import TRAIN_PLAINLY, Recorded, environment
+from recorded import TRAIN, Recorded, environment
 
 FIVE = on_demand.Request(duration=None, steps=None)
 
@@ -26,7 +26,7 @@ FIVE = on_demand.Request(duration=None, steps=None)
 @contextmanager
 def running(folder: Path, script: str, *options: str, **more: str) -> Generator[subprocess.Popen[str]]:
     """A recorded job, ended at the end if it has not ended by itself."""
-    (folder / "train.py").write_text(TRAIN_PLAINLY + script)
+    (folder / "train.py").write_text(TRAIN + script)
     before = [sys.executable, "-m", "lostflops", "record", *options, "--output", str(folder / "run"), "--"]
     job = subprocess.Popen(
         [*before, sys.executable, "train.py"],

@@ -22,7 +22,7 @@ from lostflops.capture.nsys import tool as nsys_tool
 from lostflops.capture.nsys import wrapping
 from lostflops.capture.record import new_run
 from lostflops.errors import BadOption, NoNsys, NsysTooOld, NsysUnusable
-from recorded import TRAIN_PLAINLY, Recorded, environment
+from recorded import QUICK_TORCH, TRAIN, Recorded, environment
 
 FAKE = Path(__file__).parent / "fake_nsys.py"
 RECORD = [sys.executable, "-m", "lostflops", "record", "--with", "nsys"]
@@ -198,9 +198,8 @@ def test_nsys_within_nsys_is_refused(tmp_path: Path) -> None:
 
 
 def test_print_shows_every_command_and_starts_nothing(tmp_path: Path) -> None:
-    shown = record(
-        tmp_path, "python", "x.py", options=("--print", "--what", "cuda,metrics"), FAKE_NSYS="2023.4"
-    )
+    options = ("--print", "--what", "cuda,metrics")
+    shown = record(tmp_path, "python", "x.py", options=options, FAKE_NSYS="2023.4", PYTHONPATH="")
     first, *others = shown.out.splitlines()
     assert first == f"PYTHONPATH={shown.run}/boot python x.py"
     nsys = str(installed(tmp_path))
@@ -224,9 +223,7 @@ class TestJobs:
         pytest.importorskip("torch")
 
     def test_a_rank_starts_and_stops_its_session_at_the_steps(self, tmp_path: Path) -> None:
-        (tmp_path / "train.py").write_text(
-            TRAIN_PLAINLY + "train(8); print('trained', sys.argv[1:]); sys.exit(5)"
-        )
+        (tmp_path / "train.py").write_text(TRAIN + "train(8); print('trained', sys.argv[1:]); sys.exit(5)")
         recorded = record(tmp_path, sys.executable, "-u", "train.py", "a b")
         assert (recorded.status, recorded.out) == (5, "trained ['a b']\n")
         assert recorded.said.startswith("recorded steps 3-5 on 1 rank with nsys 2026.2.1 -> ")
@@ -244,7 +241,7 @@ class TestJobs:
         assert not list(recorded.run.glob("node-*/window-*")), "two profilers at once"
 
     def test_ranks_of_torchrun_have_reports_and_only_the_chosen(self, tmp_path: Path) -> None:
-        (tmp_path / "train.py").write_text(TRAIN_PLAINLY + "train(6)")
+        (tmp_path / "train.py").write_text(TRAIN + "train(6)")
         options = ("--steps", "2-3", "--ranks", "1-7", "--what", "cuda,metrics")
         run = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
         recorded = record(tmp_path, sys.executable, *run, options=options)
@@ -345,7 +342,7 @@ def job(folder: Path, script: str, **settings: Any) -> tuple[dict[str, str], lis
     settings_file.write_text(json.dumps({**written, **settings}))
     (folder / "job.py").write_text(script)
     given = environment(
-        PYTHONPATH=str(planned.boot),
+        PYTHONPATH=os.pathsep.join([str(planned.boot), QUICK_TORCH]),
         FAKE_NSYS_LOG=str(folder / "calls"),
         RANK="0",
         LOCAL_RANK="0",
@@ -356,7 +353,7 @@ def job(folder: Path, script: str, **settings: Any) -> tuple[dict[str, str], lis
 
 def test_with_cuda_the_rank_opens_the_range_itself(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    script = TRAIN_PLAINLY + (
+    script = TRAIN + (
         "torch.cuda.profiler.start = lambda: print('start')\n"
         "torch.cuda.profiler.stop = lambda: print('stop')\n"
         "for n in range(9): train(1); print(n)\n"

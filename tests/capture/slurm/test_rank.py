@@ -21,7 +21,7 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "
 
 
 def task(folder: Path, number: int, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    own = {**JOB, "SLURM_PROCID": str(number), "SLURM_LOCALID": str(number), **more}
+    own = {**JOB, "SLURM_PROCID": str(number), "SLURM_LOCALID": str(number), "PYTHONPATH": "", **more}
     return subprocess.run(
         [*RANK, *words], env=environment(**own), capture_output=True, text=True, timeout=60, cwd=folder
     )
@@ -44,10 +44,7 @@ def test_tasks_come_to_one_folder_by_themselves(tmp_path: Path) -> None:
 
 def test_training_goes_on_where_the_folder_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    done = [
-        task(tmp_path, n, "--output", "taken", "--", sys.executable, "-c", SHOW, PYTHONPATH="")
-        for n in (0, 1)
-    ]
+    done = [task(tmp_path, n, "--output", "taken", "--", sys.executable, "-c", SHOW) for n in (0, 1)]
     assert [one.returncode for one in done] == [0, 0]
     assert [json.loads(one.stdout)[0] for one in done] == ["", ""]
     assert done[0].stderr.endswith("training goes on and is not recorded.\n")
@@ -88,7 +85,7 @@ def test_what_needs_a_process_beside_the_rank_is_refused(tmp_path: Path) -> None
 
 
 def test_it_can_be_switched_off_and_shown(tmp_path: Path) -> None:
-    off = task(tmp_path, 0, "--", sys.executable, "-c", SHOW, LOSTFLOPS_OFF="1", PYTHONPATH="")
+    off = task(tmp_path, 0, "--", sys.executable, "-c", SHOW, LOSTFLOPS_OFF="1")
     assert json.loads(off.stdout)[0] == ""
     shown = task(tmp_path, 0, "--print", "--", "python3", "a b.py")
     assert shown.stdout == f"PYTHONPATH={tmp_path}/runs/a_b-slurm-7.0/boot python3 'a b.py'\n"
