@@ -128,7 +128,7 @@ def _row(row: Row, start: int, number: int, pid: int, threads: dict[str, int], s
     """A row, and the arrow between a launch and its work."""
     category, given = row.category, row.args
     device = isinstance(row.lane, int)
-    args: dict[str, Any]
+    args: dict[str, object]
     if device:
         args = {"device": 0, "context": 1, **given}
         if category == "kernel":
