@@ -34,13 +34,13 @@ class Recording:
 
 
 def written(rank: Rank, recording: Recording, folder: Path) -> Path:
-    """The file of one rank."""
+    """The file of one rank, in the layout of torch 2.13."""
     random = Random(f"{recording.seed}/{rank.rank}")
     pid = random.randrange(2_000, 4_000_000)
     file = folder / f"node{_host(rank, recording)}_{pid}.{1790857026000 + rank.rank}.pt.trace.json"
-    texts = [_text(event) for event in _events(rank, recording, pid)]
     head = json.dumps(_head(rank, recording), indent=1)[:-2]
-    file.write_text(f'{head},\n  "traceEvents": [{",".join(texts)}\n  ],\n  "traceName": "{file.name}"\n}}')
+    events = ",".join(_events(rank, recording, pid))
+    file.write_text(f'{head},\n  "traceEvents": [{events}\n  ],\n  "traceName": "{file.name}"\n}}')
     return file
 
 
@@ -75,7 +75,7 @@ def _head(rank: Rank, recording: Recording) -> dict[str, Any]:
     return head
 
 
-def _events(rank: Rank, recording: Recording, pid: int) -> Iterator[dict[str, Any]]:
+def _events(rank: Rank, recording: Recording, pid: int) -> Iterator[str]:
     """The rows of the recorded steps, as the profiler keeps them.
 
     Host and device rows that began before its start are gone; Python frames that were open are cut.
@@ -92,84 +92,97 @@ def _events(rank: Rank, recording: Recording, pid: int) -> Iterator[dict[str, An
     for number, name in enumerate(dict.fromkeys(r.lane for r in rows if isinstance(r.lane, str))):
         threads[name] = pid + 97 * number
     yield from _named(pid, threads, begin + skew)
-    ids = {"Ev Idx": 0}
-    for row in sorted(rows, key=lambda r: (r.start, -r.end)):
-        if row.start < begin:
-            if row.category != "python_function" or row.end <= begin:
-                continue
-            row = Row(
-                row.category, row.name, row.lane, begin, row.end, row.args, row.step, None, row.finished
-            )
-        if not row.finished and isinstance(row.lane, int):
-            continue
-        yield from _row(row, pid, threads, skew, ids)
-    span = {
-        "ph": "X",
-        "cat": "Trace",
-        "name": "PyTorch Profiler (0)",
-        "pid": "Spans",
-        "tid": "PyTorch Profiler",
-    }
-    yield {**span, "ts": begin + skew, "dur": end - begin, "args": {"Op count": 0}}
-    yield {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": end + skew}
+    kept = [r for r in rows if r.start >= begin or (r.category == "python_function" and r.end > begin)]
+    kept = [r for r in kept if r.finished or isinstance(r.lane, str)]
+    kept.sort(key=lambda r: (r.start, -r.end))
+    for number, row in enumerate(kept, 1):
+        yield from _row(row, max(row.start, begin), number, pid, threads, skew)
+    yield _text(
+        ph="X", cat="Trace", name="PyTorch Profiler (0)", pid="Spans", tid="PyTorch Profiler",
+        ts=begin + skew, dur=end - begin, args={"Op count": 0},
+    )  # fmt: skip
+    yield _text(ph="i", s="g", name="Record Window End", pid="", tid="", ts=end + skew)
 
 
-def _named(pid: int, threads: dict[str, int], at: int) -> Iterator[dict[str, Any]]:
-    yield {"ph": "M", "name": "process_name", "ts": at, "pid": pid, "tid": 0, "args": {"name": "python"}}
-    yield {"ph": "M", "name": "process_labels", "ts": at, "pid": pid, "tid": 0, "args": {"labels": "CPU"}}
-    yield {"ph": "M", "name": "process_name", "ts": at, "pid": 0, "tid": 0, "args": {"name": "python"}}
-    yield {"ph": "M", "name": "process_labels", "ts": at, "pid": 0, "tid": 0, "args": {"labels": "GPU 0"}}
+def _named(pid: int, threads: dict[str, int], at: int) -> Iterator[str]:
+    for process, label in ((pid, "CPU"), (0, "GPU 0")):
+        yield _text(ph="M", name="process_name", ts=at, pid=process, tid=0, args={"name": "python"})
+        yield _text(ph="M", name="process_labels", ts=at, pid=process, tid=0, args={"labels": label})
     for name, tid in threads.items():
         shown = "python" if name == "main" else name
-        yield {
-            "ph": "M", "name": "thread_name", "ts": at, "pid": pid, "tid": tid,
-            "args": {"name": f"thread {tid} ({shown})"},
-        }  # fmt: skip
+        yield _text(
+            ph="M", name="thread_name", ts=at, pid=pid, tid=tid, args={"name": f"thread {tid} ({shown})"}
+        )
 
 
-def _row(
-    row: Row, pid: int, threads: dict[str, int], skew: int, ids: dict[str, int]
-) -> Iterator[dict[str, Any]]:
-    args = dict(row.args)
-    ids["Ev Idx"] += 1
-    number = ids["Ev Idx"]
+def _text(**event: Any) -> str:
+    """One of the few events beside the rows; times become µs with three decimals."""
+    lines = [
+        f'"{key}": {_us(value) if key in ("ts", "dur") else json.dumps(value)}'
+        for key, value in event.items()
+    ]
+    return "\n  {\n    " + ",\n    ".join(lines) + "\n  }"
+
+
+def _row(row: Row, start: int, number: int, pid: int, threads: dict[str, int], skew: int) -> Iterator[str]:
+    """A row, and the arrow between a launch and its work."""
+    category, given = row.category, row.args
     device = isinstance(row.lane, int)
+    args: dict[str, object]
     if device:
-        args = {"device": 0, "context": 1, **args}
-        if row.category == "kernel":
-            shape = {"grid": [264, 1, 1], "block": [256, 1, 1], "registers per thread": 168}
-            args = {"queued": 0, **shape, "shared memory": 0, "blocks per SM": 2.0, **args}
-    elif row.category in ("cpu_op", "user_annotation"):
-        args = {"External id": number, "Record function id": 0, **args, "Ev Idx": number}
-    elif row.category == "python_function":
-        args = {"Python id": number, "Python parent id": None, **args, "Ev Idx": number}
+        args = {"device": 0, "context": 1, **given}
+        if category == "kernel":
+            args = {**SHAPE, **args}
+    elif category in ("cpu_op", "user_annotation"):
+        args = {"External id": number, "Record function id": 0, **given, "Ev Idx": number}
+    elif category == "python_function":
+        args = {"Python id": number, "Python parent id": None, **given, "Ev Idx": number}
     else:
-        args = {"cbid": 211, **args}
+        args = {"cbid": 211, **given}
     if not row.finished:
         args["finished"] = False
-    tid = row.lane if device else threads[row.lane]
-    process = 0 if device else pid
-    at = {"pid": process, "tid": tid, "ts": row.start + skew}
-    yield {
-        "ph": "X", "cat": row.category, "name": row.name, **at, "dur": row.end - row.start, "args": args,
-    }  # fmt: skip
+    process, tid = (0, row.lane) if device else (pid, threads[row.lane])
+    at = f'"pid": {process},\n    "tid": {tid},\n    "ts": {_us(start + skew)}'
+    said = ", ".join([_key(key) + WRITTEN.get(type(value), json.dumps)(value) for key, value in args.items()])
+    yield (
+        f'\n  {{\n    "ph": "X",\n    "cat": "{category}",\n    "name": {_quoted(row.name)},\n    {at},'
+        f'\n    "dur": {_us(row.end - start)},\n    "args": {{{said}}}\n  }}'
+    )
+    arrow = '"cat": "ac2g",\n    "name": "ac2g"'
     if device and row.launched is not None:
-        yield {"ph": "f", "cat": "ac2g", "name": "ac2g", **at, "id": args["correlation"], "bp": "e"}
-    elif row.category in ("cuda_runtime", "cuda_driver"):
-        yield {"ph": "s", "cat": "ac2g", "name": "ac2g", **at, "id": args["correlation"]}
+        ends = f'"id": {args["correlation"]},\n    "bp": "e"'
+        yield f'\n  {{\n    "ph": "f",\n    {arrow},\n    {at},\n    {ends}\n  }}'
+    elif category in ("cuda_runtime", "cuda_driver"):
+        yield f'\n  {{\n    "ph": "s",\n    {arrow},\n    {at},\n    "id": {args["correlation"]}\n  }}'
 
 
-def _text(event: dict[str, Any]) -> str:
-    """One event in the layout of torch 2.13; times become µs with three decimals."""
-    parts: list[str] = []
-    for key, value in event.items():
-        if key in ("ts", "dur"):
-            text = f"{value // 1000}.{value % 1000:03d}"
-        else:
-            text = WRITTEN.get(type(value), json.dumps)(value)
-        parts.append(f'"{key}": {text}')
-    return "\n  {\n    " + ",\n    ".join(parts) + "\n  }"
+def _us(ns: int) -> str:
+    return f"{ns // 1000}.{ns % 1000:03d}"
 
 
-# What most values are: names that come again, and numbers.
-WRITTEN: dict[type, Callable[[Any], str]] = {str: cache(json.dumps), int: str}
+@cache
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+@cache
+def _key(name: str) -> str:
+    return f"{json.dumps(name)}: "
+
+
+SHAPE = {
+    "queued": 0, "grid": [264, 1, 1], "block": [256, 1, 1], "registers per thread": 168, "shared memory": 0,
+    "blocks per SM": 2.0,
+}  # fmt: skip
+
+
+def _listed(values: list[Any]) -> str:
+    said = LISTS.get(shown := repr(values))
+    if said is None:
+        said = LISTS[shown] = json.dumps(values)
+    return said
+
+
+LISTS: dict[str, str] = {}
+# What most values are: names and lists that come again, and numbers.
+WRITTEN: dict[type, Callable[[Any], str]] = {str: _quoted, int: str, list: _listed, float: repr}

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 US, MS = 1_000, 1_000_000
 QUEUE = 1024  # launches that may be pending before the host has to wait
@@ -29,8 +30,10 @@ Args = dict[str, Any]
 Instruction = tuple[Any, ...]
 
 
-@dataclass(frozen=True)
-class Work:
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Work(NamedTuple):
     """What one launch puts on the device.
 
     `call` names a collective (or a send and its receive) that `members` ranks take part in; its `duration` is
@@ -44,11 +47,10 @@ class Work:
     api: str = "cudaLaunchKernel"
     call: Any = None
     members: int = 1
-    args: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    args: Mapping[str, Any] = NOTHING
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A row of the trace: of a host thread, or of a stream."""
 
     category: str
@@ -62,6 +64,16 @@ class Row:
     finished: bool = True
 
 
+class _Row(AbstractContextManager[None]):
+    """Closes the row that was opened last."""
+
+    def __init__(self, tape: list[Instruction]) -> None:
+        self.tape = tape
+
+    def __exit__(self, *_: object) -> None:
+        self.tape.append(("close",))
+
+
 class Program:
     """The tape of one rank, written by the methods below. Durations of host work vary by `noise`."""
 
@@ -69,6 +81,7 @@ class Program:
         self.tape: list[Instruction] = []
         self.random = Random(seed)
         self.noise = noise
+        self._row = _Row(self.tape)
 
     def varied(self, us: float) -> int:
         return max(1, round(us * US * self.random.uniform(1 - self.noise, 1 + self.noise)))
@@ -81,11 +94,10 @@ class Program:
         if us > 0:
             self.tape.append(("work", self.varied(us)))
 
-    @contextmanager
-    def row(self, category: str, name: str, **args: Any) -> Iterator[None]:
+    def row(self, category: str, name: str, **args: Any) -> AbstractContextManager[None]:
+        """A row that is open until the block ends."""
         self.tape.append(("open", category, name, args))
-        yield
-        self.tape.append(("close",))
+        return self._row
 
     @contextmanager
     def thread(self, name: str) -> Iterator[None]:

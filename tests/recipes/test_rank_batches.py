@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -57,9 +57,11 @@ def unkept(trace: Trace) -> Session:
     return session
 
 
-def told(trace: Trace, name: str) -> pl.DataFrame | None:
-    said = unkept(trace).run(name)
-    return None if isinstance(said, Skipped) else said.table
+def every(names: Sequence[str], trace: Trace) -> list[pl.DataFrame | None]:
+    """The tables of recipes; what several read is computed once for all of them."""
+    session = unkept(trace)
+    answers = [session.run(name) for name in names]
+    return [None if isinstance(said, Skipped) else said.table for said in answers]
 
 
 def test_every_recipe_of_ranks_gives_the_same_bytes(
@@ -67,9 +69,9 @@ def test_every_recipe_of_ranks_gives_the_same_bytes(
 ) -> None:
     asked = [name for name, recipe in recipes().items() if recipe.scope == "rank"]
     sliced = [trace, trace.select(frozenset((0, 1, 4))), trace.select(steps=(2, 3))]
-    once = [[told(part, name) for name in asked] for part in sliced]
+    once = [every(asked, part) for part in sliced]
     request.getfixturevalue("in_pairs")
-    apart = [[told(part, name) for name in asked] for part in sliced]
+    apart = [every(asked, part) for part in sliced]
     some = 0
     for all_of_them, some_of_them in zip(once, apart, strict=True):
         for name, one, other in zip(asked, all_of_them, some_of_them, strict=True):

@@ -15,6 +15,9 @@ MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 # Of SplitMix64, whose outputs for consecutive inputs pass tests of randomness: a counter is seed enough.
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+# Made once: arrays are short, and making a scalar takes as long as a step with one.
+_FIRST, _SECOND = np.uint64(FIRST), np.uint64(SECOND)
+_11, _27, _30, _31 = (np.uint64(bits) for bits in (11, 27, 30, 31))
 
 
 def key(*parts: int | str) -> int:
@@ -29,12 +32,16 @@ def key(*parts: int | str) -> int:
 def even(of: int, count: int) -> NDArray[np.float64]:
     """`count` numbers from -1 up to 1 that belong to a key, evenly spread."""
     state = _counted(count) + np.uint64(of)
-    state ^= state >> np.uint64(30)
-    state *= np.uint64(FIRST)
-    state ^= state >> np.uint64(27)
-    state *= np.uint64(SECOND)
-    state ^= state >> np.uint64(31)
-    return (state >> np.uint64(11)).astype(np.float64) / (1 << 52) - 1.0
+    state ^= state >> _30
+    state *= _FIRST
+    state ^= state >> _27
+    state *= _SECOND
+    state ^= state >> _31
+    state >>= _11
+    spread = state.astype(np.float64)
+    spread *= 2.0**-52
+    spread -= 1.0
+    return spread
 
 
 @lru_cache(maxsize=64)

@@ -18,6 +18,7 @@ from lostflops.lab.simulate.jitter import Times
 from lostflops.lab.simulate.running.recorder import CallPart, Recorder
 
 ACCOUNTS = ("compute", "transfer", "wait", "copies", "idle")  # the first that applies
+NO_SPANS = np.zeros((0, 2), np.int64)
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,7 @@ def _accounts(recorder: Recorder, bounds: Times) -> list[Times]:
     """By account, ns in each of the steps between the bounds."""
     waits = [(call.start, min(call.end, call.last)) for call in recorder.calls]
     moves = [(max(call.start, call.last), call.end) for call in recorder.calls]
-    computed = [
-        (int(s), int(e)) for starts, ends in recorder.computed for s, e in zip(starts, ends, strict=True)
-    ]
+    computed = np.concatenate([np.stack(both, axis=1) for both in recorder.computed] or [NO_SPANS])
     edges = [bounds]
     deltas = [np.zeros((4, len(bounds)), dtype=np.int64)]
     for number, spans in enumerate((computed, moves, waits, recorder.copied)):

@@ -7,10 +7,11 @@ import json
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
+
+import numpy as np
 
 from lostflops import run_folder
 from lostflops.lab.simulate.jitter import key, one
@@ -123,22 +124,28 @@ def _texts(job: SimulatedJob, rank: int, rows: TraceRows) -> Iterator[list[str]]
     if clock.drift:
         starts = starts + rows.start * clock.drift // 1_000_000_000
         ends = ends + ends * clock.drift // 1_000_000_000
-    columns = (rows.kind, rows.lane, starts, ends, rows.correlation, rows.number)
+    columns = (rows.kind, rows.lane, *np.divmod(starts, 1000), *np.divmod(ends, 1000), rows.correlation,
+               rows.number)  # fmt: skip
     number = 0
+    shapes: dict[tuple[int, int], EventShape] = {}
     for first in range(0, len(rows), AT_ONCE):
         texts: list[str] = []
         lists = [column[first : first + AT_ONCE].tolist() for column in columns]
-        for kind, lane, start, ns, correlation, own in zip(*lists, strict=True):
+        for kind, lane, start, start_ns, us, ns, correlation, own in zip(*lists, strict=True):
             number += 1
-            pid, tid = (process, threads[lane]) if lane < 0 else (0, lane)
-            shape = _shape(kind, pid, tid)
-            ts = f"{start // 1000}.{start % 1000:03d}"
-            texts.append(
-                f'{shape.before}{ts},\n    "dur": {ns // 1000}.{ns % 1000:03d}{shape.args}'
-                f"{f'{shape.external}{number}' if shape.external else ''}"
-                f"{f'{shape.correlation}{correlation}' if correlation != NONE else ''}"
-                f"{f'{shape.number}{own}' if own != NONE else ''}{CLOSED}"
-            )
+            shape = shapes.get((kind, lane))
+            if shape is None:
+                pid, tid = (process, threads[lane]) if lane < 0 else (0, lane)
+                shape = shapes[kind, lane] = _shape(kind, pid, tid)
+            ts = f"{start}{THOUSANDTHS[start_ns]}"
+            text = f'{shape.before}{ts},\n    "dur": {us}{THOUSANDTHS[ns]}{shape.args}'
+            if shape.external:
+                text += f"{shape.external}{number}"
+            if correlation != NONE:
+                text += f"{shape.correlation}{correlation}"
+            if own != NONE:
+                text += f"{shape.number}{own}"
+            texts.append(text + CLOSED)
             if shape.flow and correlation != NONE:
                 texts.append(f'{shape.flow}{ts},\n    "id": {correlation}{shape.flow_end}')
         yield texts
@@ -146,6 +153,7 @@ def _texts(job: SimulatedJob, rank: int, rows: TraceRows) -> Iterator[list[str]]
 
 
 CLOSED = "\n    }\n  }"
+THOUSANDTHS = [f".{ns:03d}" for ns in range(1000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +169,6 @@ class EventShape:
     flow_end: str
 
 
-@lru_cache(maxsize=1 << 16)
 def _shape(kind: int, pid: int, tid: int) -> EventShape:
     category, name, args = KINDS.all[kind]
     place = f'"pid": {pid},\n    "tid": {tid},\n    "ts": '

@@ -97,6 +97,8 @@ class OperatorBlock:
         rows = rows[np.lexsort((-rows[:, 2], rows[:, 1]))]
         # Of the host's rows: kind, start, end, number of the kernel a call launches (-1: none), autograd's.
         self.row_kind, self.row_start, self.row_end, self.row_kernel, self.row_number = rows.T
+        # Of those that launch, and of those that have a number, the places.
+        self.calls, self.numbered = np.flatnonzero(self.row_kernel >= 0), np.flatnonzero(self.row_number >= 0)
         self.row_numbers = 1 + max((int(n) for n in self.row_number), default=-1)
 
     @property

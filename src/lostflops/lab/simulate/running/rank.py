@@ -144,8 +144,9 @@ class RunningRank:
         arrival = self.now + stall + costs.arrive + (block.launch * slower).astype(np.int64)
         ns = block.ns
         if costs.kernel_noise or self.slowness != 1:
-            varied = 1 + costs.kernel_noise * even(here, len(ns)) if costs.kernel_noise else 1.0
-            ns = np.maximum(1, (ns * varied * self.slowness).astype(np.int64))
+            lasting = ns * (1 + costs.kernel_noise * even(here, len(ns))) if costs.kernel_noise else ns
+            lasting = lasting if self.slowness == 1 else lasting * self.slowness
+            ns = np.maximum(1, lasting.astype(np.int64))
         if len(ns):
             # A kernel starts when it has arrived and the one before has ended: with what runs before it
             # subtracted, that is a running maximum.

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lostflops.lab.simulate.instructions import (
+    COMPUTE,
     Collective,
     Compute,
     HostCopy,
@@ -154,21 +155,20 @@ class Recorder:
         )
         if stall:
             opened, closed = opened + stall * (opened > first), closed + stall * (closed > first)
-        calls = block.row_kernel >= 0
-        lane = np.full(len(opened), self._thread(thread))
-        own = np.where(calls, correlation + block.row_kernel, NONE)
-        numbers = np.where(block.row_number >= 0, given.sequence + block.row_number, NONE)
-        steps = np.full(len(opened), self.step)
-        self.parts.append(
-            np.stack([block.row_kind, lane, begin + opened, begin + closed, own, numbers, steps])
-        )
-        count = block.num_kernels
-        self.parts.append(
-            np.stack(
-                [block.kernel_kind, np.full(count, 7), start, end, correlation + np.arange(count),
-                 np.full(count, NONE), np.full(count, self.step)]
-            )
-        )  # fmt: skip
+        host = len(opened)
+        part = np.empty((7, host + block.num_kernels), np.int64)
+        kind, lane, starts, ends, own, numbers, steps = part
+        kind[:host], kind[host:] = block.row_kind, block.kernel_kind
+        lane[:host], lane[host:] = self._thread(thread), COMPUTE
+        starts[:host], starts[host:] = begin + opened, start
+        ends[:host], ends[host:] = begin + closed, end
+        own.fill(NONE)
+        own[block.calls] = correlation + block.row_kernel[block.calls]
+        own[host:] = correlation + np.arange(block.num_kernels)
+        numbers.fill(NONE)
+        numbers[block.numbered] = given.sequence + block.row_number[block.numbered]
+        steps.fill(self.step)
+        self.parts.append(part)
 
     def collective(
         self, thread: str, given: Collective, begin: int, cost: int, start: int, call: Call, correlation: int
