@@ -234,8 +234,8 @@ def _gathers_in(rows: pl.DataFrame, forward: pl.Series, backward: str) -> pl.Ser
     return rows.select(pl.when(later).then(pl.lit(backward)).otherwise(None)).to_series().fill_null(OTHER)
 
 
-def _purposes(trace: Trace, rows: pl.DataFrame, forward: Callable[[], pl.Series]) -> pl.Series:
-    """What each operation is for; null where nothing tells. `forward` tells those of the forward pass."""
+def _purposes(trace: Trace, rows: pl.DataFrame, in_forward: Callable[[], pl.Series]) -> pl.Series:
+    """What each operation is for; null where nothing tells. `in_forward` tells those of the forward pass."""
     if in_one_process(trace):
         return pl.Series([REPLICAS] * rows.height, dtype=pl.String)
     kind, group = pl.col("kind").cast(pl.String), _group()
@@ -247,7 +247,7 @@ def _purposes(trace: Trace, rows: pl.DataFrame, forward: Callable[[], pl.Series]
         group=group,
         rank="rank",
         size=pl.max_horizontal("bytes_in", "bytes_out").fill_null(1),
-        forward=forward(),
+        forward=in_forward(),
         averages=_after_updates(trace, rows),
     )
     if _brings_updates(trace):

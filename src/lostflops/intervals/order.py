@@ -50,8 +50,10 @@ def sorted_by(*keys: npt.NDArray[Any]) -> Int:
     order = np.argsort(key, kind="stable")
     if many < len(keys):
         # The others decide among rows that the first ones leave equal, which are few.
-        tied = np.r_[False, np.diff(key[order]) == 0, False]
-        at = np.flatnonzero(tied[1:] | tied[:-1])
+        same, tied = key[order[1:]] == key[order[:-1]], np.zeros(len(order), np.bool_)
+        tied[1:] |= same
+        tied[:-1] |= same
+        at = np.flatnonzero(tied)
         rows = order[at]
         order[at] = rows[np.lexsort((*(each[rows] for each in keys[: many - 1 : -1]), key[rows]))]
     return order
