@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -217,6 +218,23 @@ def test_processes_that_die_cost_no_answer(trace: Trace, monkeypatch: pytest.Mon
     said, expected = session.run("kernel_summary"), unkept(trace).run("kernel_summary")
     assert not session._ahead
     assert isinstance(said, Answer) and isinstance(expected, Answer) and said.table.equals(expected.table)
+
+
+@pytest.mark.usefixtures("in_pairs")
+def test_another_thread_computes_meanwhile_and_says_what_went_wrong(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise LostflopsError("no answer")
+
+    monkeypatch.setattr(ahead, "processes", lambda: 2)
+    session = unkept(trace)
+    assert session.meanwhile(threading.get_ident)() != threading.get_ident()
+    failing = session.meanwhile(fails)
+    with pytest.raises(LostflopsError, match="no answer"):
+        failing()
+    monkeypatch.setattr(ahead, "processes", lambda: 1)
+    assert session.meanwhile(threading.get_ident)() == threading.get_ident(), "one core has no other to do it"
 
 
 def test_a_recipe_that_fails_is_left_out_with_those_that_read_it(

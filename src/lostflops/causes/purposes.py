@@ -102,7 +102,7 @@ class Exposed:
 
     def by_purpose(self) -> dict[str, int]:
         """For how long each purpose is communicated for, ns."""
-        return self._by(lambda rows: _purposes(self.trace, rows).fill_null(OTHER))
+        return self._by(lambda rows: _purposes(self.trace, rows, lambda: self._in_forward).fill_null(OTHER))
 
     def by_operation(self) -> dict[str, int]:
         """The same for each kind of operation on as many bytes, of those that take most time."""
@@ -111,7 +111,7 @@ class Exposed:
     def gathered_again(self) -> int:
         """For how long shards are gathered that the forward pass had already, ns."""
         again = "backward"
-        return self._by(lambda rows: _gathers_in(self.trace, rows, again)).get(again, 0)
+        return self._by(lambda rows: _gathers_in(rows, self._in_forward, again)).get(again, 0)
 
     def beyond_fastest(self) -> int:
         """For how long operations last beyond what those like them take at their fastest, ns.
@@ -182,6 +182,12 @@ class Exposed:
         alone = alone.join(self.counted, on=["rank", "step"], how="semi").select("rank", "start", "end")
         return rows, intervals.union(alone.lazy(), ["rank"]).collect().lazy()
 
+    @cached_property
+    def _in_forward(self) -> pl.Series:
+        """Whether the forward pass asked for each of all operations."""
+        assert self._operations_and_cover is not None
+        return _in_forward(self.trace, self._operations_and_cover[0])
+
     def _by(self, named: Callable[[pl.DataFrame], pl.Series]) -> dict[str, int]:
         if self._operations_and_cover is None:
             return {}
@@ -221,15 +227,15 @@ def _operations(rows: pl.DataFrame) -> pl.Series:
     return told["name"].replace_strict(longest, longest, default=OTHER)
 
 
-def _gathers_in(trace: Trace, rows: pl.DataFrame, backward: str) -> pl.Series:
+def _gathers_in(rows: pl.DataFrame, forward: pl.Series, backward: str) -> pl.Series:
     """What all-gathers are called that the forward pass did not ask for, null for all other operations."""
     gathers = pl.col("kind").cast(pl.String) == "all-gather"
-    later = gathers & ~pl.lit(_in_forward(trace, rows))
+    later = gathers & ~pl.lit(forward)
     return rows.select(pl.when(later).then(pl.lit(backward)).otherwise(None)).to_series().fill_null(OTHER)
 
 
-def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
-    """What each operation is for; null where nothing tells."""
+def _purposes(trace: Trace, rows: pl.DataFrame, in_forward: Callable[[], pl.Series]) -> pl.Series:
+    """What each operation is for; null where nothing tells. `in_forward` tells those of the forward pass."""
     if in_one_process(trace):
         return pl.Series([REPLICAS] * rows.height, dtype=pl.String)
     kind, group = pl.col("kind").cast(pl.String), _group()
@@ -241,7 +247,7 @@ def _purposes(trace: Trace, rows: pl.DataFrame) -> pl.Series:
         group=group,
         rank="rank",
         size=pl.max_horizontal("bytes_in", "bytes_out").fill_null(1),
-        forward=_in_forward(trace, rows),
+        forward=in_forward(),
         averages=_after_updates(trace, rows),
     )
     if _brings_updates(trace):

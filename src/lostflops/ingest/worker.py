@@ -15,6 +15,7 @@ import msgspec
 from lostflops.errors import LostflopsError
 from lostflops.ingest import formats, freed_memory
 from lostflops.ingest.part import Part
+from lostflops.store.at_once import at_once
 from lostflops.store.trace import storing
 
 
@@ -55,7 +56,9 @@ def main() -> None:
             folder = Path(task.folder)
             with storing(folder, folder):
                 asked = formats.Reading(Path(task.path), folder, task.salvage, progress=progress)
-                parts = formats.named(task.form).read(asked)
+                read = formats.named(task.form).read
+                # Reading a rank takes hundreds of small queries, of which none waits for another thread.
+                parts = at_once(lambda read=read, asked=asked: read(asked))
         except LostflopsError as error:
             say(Reply(error=(type(error).__name__, error.message, error.hint)))
         else:

@@ -42,8 +42,21 @@ def positions(keys: Sequence[npt.NDArray[Any] | None]) -> Int | None:
 
 def sorted_by(*keys: npt.NDArray[Any]) -> Int:
     """The positions of rows sorted by keys, the first of which counts most; equal rows stay as they stand."""
-    key = _one_key(keys)
-    return np.lexsort(keys[::-1]) if key is None else np.argsort(key, kind="stable")
+    for many in range(len(keys), 0, -1):
+        if (key := _one_key(keys[:many])) is not None:
+            break
+    else:
+        return np.lexsort(keys[::-1])
+    order = np.argsort(key, kind="stable")
+    if many < len(keys):
+        # The others decide among rows that the first ones leave equal, which are few.
+        same, tied = key[order[1:]] == key[order[:-1]], np.zeros(len(order), np.bool_)
+        tied[1:] |= same
+        tied[:-1] |= same
+        at = np.flatnonzero(tied)
+        rows = order[at]
+        order[at] = rows[np.lexsort((*(each[rows] for each in keys[: many - 1 : -1]), key[rows]))]
+    return order
 
 
 def changes(rows: pl.DataFrame, by: Sequence[str], order: Int | None = None) -> Bool:

@@ -200,15 +200,16 @@ def _runs(edges: Int, order: Int, windows: int, of: npt.NDArray[Any], count: int
     """`edges` are those of so many windows, then those of the layers: both open, then both close."""
     at = edges[order]
     height = len(order) // 2
-    sign = np.where(order < height, 1, -1)
-    row = order % height if height else order
+    opens = order < height
+    sign, row = np.where(opens, 1, -1), np.where(opens, order, order - height)
     # One window of a group is open at a time, so the running sum of their numbers is its number. All counts
     # return to zero after a group's last edge, so one running sum serves all groups.
     window = np.cumsum(sign * np.where(row < windows, row + 1, 0))
-    layer = np.concatenate([np.full(windows, -1), of])[row]
-    code = np.full(len(at), count)
+    # Of a layer one interval is open at a time: small numbers do, and take less memory.
+    layer = np.concatenate([np.full(windows, -1), of]).astype(np.int16)[row]
+    code, step = np.full(len(at), count), sign.astype(np.int8)
     for i in np.unique(of)[::-1]:
-        code[np.cumsum(sign * (layer == i)) > 0] = i
+        code[np.cumsum(step * (layer == i), dtype=np.int8) > 0] = i
     # Only the last of the edges at one instant has a piece after it, and by then all of them are counted.
     pieces = np.flatnonzero((window[:-1] > 0) & (at[1:] > at[:-1]))
     window, code, start, end = window[pieces], code[pieces], at[pieces], at[pieces + 1]

@@ -319,7 +319,7 @@ def _captures_beside(stretches: pl.DataFrame, launches: Frame) -> pl.DataFrame:
     """The captures of graphs of these ranks, each on all threads of the stretches: a backward pass that is
     captured runs on a thread of its own."""
     assert launches is not None
-    names = launches.select(pl.col("name").cast(pl.String).unique()).collect()["name"].drop_nulls()
+    names = launches.select(pl.col("name").unique().cast(pl.String)).collect()["name"].drop_nulls()
     lanes = stretches.select("rank", "thread").unique()
     return captures(launches, names.to_list()).drop("thread").collect().join(lanes, on="rank")
 
@@ -375,7 +375,7 @@ def host_by_cause(
         )
     )
     alphabetical = np.argsort(np.argsort(np.array(CLAIMING)))
-    order = np.lexsort((start, alphabetical[code], thread, rank))
+    order = intervals.sorted_by(rank, thread, alphabetical[code], start)
     account = pl.Series(CLAIMING, dtype=pl.String)[code[order]]
     return pl.LazyFrame(
         {

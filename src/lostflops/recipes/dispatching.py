@@ -21,9 +21,13 @@ def dispatching(
     long = pl.col("end") - pl.col("start") >= longest
     around, rest = operators.filter(long), operators.filter(~long)
     lane = ["rank", "thread"]
-    inner = [rest.lazy(), *([] if launches is None else [launches])]
-    within = pl.concat([rows.select(*lane, "start", "end") for rows in inner])
-    pieces = intervals.paint(intervals.union(around.lazy(), lane), {"inner": within}, lane).collect()
+    # Few of the others lie in those: sorting all of them would take longer than finding which.
+    there = intervals.union(around.lazy(), ["rank"])
+    inner = pl.concat([
+        intervals.inside(rows.select(*lane, "start", "end"), there, {"_there": pl.lit(True)})
+        for rows in (rest.lazy(), *([] if launches is None else [launches]))
+    ]).filter(pl.col("_there") > 0)  # fmt: skip
+    pieces = intervals.paint(intervals.union(around.lazy(), lane), {"inner": inner}, lane).collect()
     computes = pl.col("account").is_null() & long
     short = pieces.filter(~computes).with_columns(name=pl.lit(None, dtype=NAME))
     own = around.filter(~pl.col("name").cast(pl.String).str.starts_with(NODE))

@@ -14,7 +14,7 @@ from lostflops import intervals
 from lostflops.finding import percent
 from lostflops.recipes.layout.seen import GROUPED
 from lostflops.replay.graph import Circle
-from lostflops.replay.stragglers.chains import OF_EXPERTS, RankChains, chains
+from lostflops.replay.stragglers.chains import OF_EXPERTS, RankChains, chains, computed_before
 
 PHASES = ("forward", "backward", "recompute", "optimizer")
 SPLIT = ("communication.wait", "communication.transfer")
@@ -71,20 +71,18 @@ def replayed_steps(
 
     def replayed() -> ReplayedSteps | str:
         windows = steps.group_by("rank").agg(pl.col("start").min(), pl.col("end").max()).sort("rank")
-        launched = ("rank", "start", "end", "stream", "correlation", "family", "launch_start")
         work = kernels.select(
-            *(*launched, "phase"),
-            experts=pl.col("name").cast(pl.String).str.contains(GROUPED).fill_null(False),
+            *("rank", "start", "end", "stream", "correlation", "family", "launch_start", "phase", "name")
         )
-        pieces, launches = list[pl.DataFrame](), list[pl.DataFrame]()
+        pieces, before = list[pl.DataFrame](), list[pl.DataFrame]()
         # What a rank does at every instant takes many times the memory of what comes of it.
         for some in windows.iter_slices(RANKS_AT_ONCE):
             mine = pl.col("rank").is_in(some["rank"].to_list())
             given = [within(rows.filter(mine), some) for rows in (device_runs, idle_stretches, work)]
             runs, idle, computed = pl.collect_all(given)
-            pieces.append(_pieces(runs.lazy(), idle.lazy(), computed.lazy()))
-            launches.append(computed.select(launched))
-        return _replayed(steps, matches, pl.concat(pieces), pl.concat(launches))
+            pieces.append(_pieces(runs.lazy(), idle.lazy(), _by_expert(computed).lazy()))
+            before.append(computed_before(computed))
+        return _replayed(steps, matches, pl.concat(pieces), pl.concat(before))
 
     known = _known.get()
     if known is None:
@@ -107,13 +105,13 @@ def _key(steps: pl.DataFrame, matches: pl.DataFrame) -> Key:
 
 
 def _replayed(
-    steps: pl.DataFrame, matches: pl.DataFrame, pieces: pl.DataFrame, kernels: pl.DataFrame
+    steps: pl.DataFrame, matches: pl.DataFrame, pieces: pl.DataFrame, before: pl.DataFrame
 ) -> ReplayedSteps | str:
     untold = _untold(steps, pieces)
     if untold:
         return untold
     try:
-        job = chains(steps, pieces, matches, kernels)
+        job = chains(steps, pieces, matches, before)
     except Circle:
         return "the ranks' clocks contradict each other"
     return "" if job is None else ReplayedSteps(job, steps, pieces)
@@ -144,6 +142,13 @@ def within(rows: pl.LazyFrame, windows: pl.DataFrame) -> pl.LazyFrame:
         .filter((pl.col("end") > pl.col("_from")) & (pl.col("start") < pl.col("_to")))
         .drop("_from", "_to")
     )
+
+
+def _by_expert(kernels: pl.DataFrame) -> pl.DataFrame:
+    """The kernels with `experts`: whether their name, of which there are few, is that of many products."""
+    names = kernels["name"].unique()
+    grouped = names.filter(names.cast(pl.String).str.contains(GROUPED).fill_null(False))
+    return kernels.with_columns(experts=pl.col("name").is_in(grouped.implode()).fill_null(False))
 
 
 def _pieces(runs: pl.LazyFrame, idle: pl.LazyFrame, kernels: pl.LazyFrame) -> pl.DataFrame:

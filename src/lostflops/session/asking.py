@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import asdict, dataclass, replace
@@ -90,6 +90,7 @@ class Session:
         self._answers = Answers(trace)
         self._known: dict[str, pl.DataFrame | Skipped] = {}
         self._locks: dict[str, Lock] = {}  # of each table: two threads may ask
+        self._giving_up = Lock()
         self._ahead: dict[str, list[pl.DataFrame]] = {}  # tables that were computed ahead
         self._beside: Mapping[Group, SaidBeside] = {}  # and what was folded with them
         # As far as was told, how often each will still be asked, and how many that lead to reading it.
@@ -249,6 +250,24 @@ class Session:
             edit=pl.Series(edits, dtype=pl.String)
         )
 
+    def meanwhile(self, function: Callable[[], T]) -> Callable[[], T]:
+        """What gives what the function, which asks this session, returns or raises.
+
+        Of a large job another thread begins with it now: most of what a page asks works on one core.
+        """
+        if groups(self.trace) == [None] or ahead.processes() < 2:
+            return function
+        said, context = Future[T](), copy_context()
+
+        def answer() -> None:
+            try:
+                said.set_result(context.run(function))
+            except BaseException as error:
+                said.set_exception(error)
+
+        Thread(target=answer, daemon=True).start()
+        return said.result
+
     def folded(self, name: str, fold: Callable[[], pl.DataFrame]) -> pl.DataFrame:
         """What `fold` makes of answers, kept beside the run like an answer.
 
@@ -309,15 +328,16 @@ class Session:
 
     def _give_up(self, answered: str) -> None:
         """Let go of large tables that nothing reads after this recipe, one of those that were told."""
-        if self._asks[answered] <= 0:
-            return
-        self._asks[answered] -= 1
-        self._readers.subtract(reads(answered))
-        for name in [*self._readers]:
-            table = self._known.get(f"{name}[]")
-            large = isinstance(table, pl.DataFrame) and table.estimated_size() > LARGE
-            if large and not self._is_needed(name):
-                del self._known[f"{name}[]"]
+        with self._giving_up:  # two threads may have asked
+            if self._asks[answered] <= 0:
+                return
+            self._asks[answered] -= 1
+            self._readers.subtract(reads(answered))
+            for name in [*self._readers]:
+                table = self._known.get(f"{name}[]")
+                large = isinstance(table, pl.DataFrame) and table.estimated_size() > LARGE
+                if large and not self._is_needed(name):
+                    del self._known[f"{name}[]"]
 
     def _is_needed(self, name: str) -> bool:
         """Whether a recipe will be asked for, or another that reads it has to be computed."""

@@ -70,8 +70,11 @@ def answered(
     asked = of_ranks(trace, group)
     frames: list[pl.LazyFrame | None] = []
     for needed in wanted.inputs:
-        frame = _read(asked, needed.name, given[needed.name])
-        if frame is not None and group is not None and "rank" in frame.collect_schema().names():
+        parts = given[needed.name]
+        frame = _read(asked, needed.name, parts)
+        # A table of moments is read of these ranks only.
+        whole = parts is not None or not TABLES[needed.name].times
+        if frame is not None and group is not None and whole and "rank" in frame.collect_schema().names():
             frame = frame.filter(pl.col("rank").is_in(group))
         frames.append(frame)
     with asked.reading():

@@ -259,7 +259,8 @@ class Trace:
         return sorted(parts.sizes(self.path, name))
 
     def table(self, name: str) -> pl.LazyFrame | None:
-        frame = self._whole(name, self._files(name))
+        files = self._files(name)
+        frame = self._whole(name, files)
         if frame is None:
             return None
         if not TABLES[name].times:  # of the machine, not of a moment: a slice does not change it
@@ -267,7 +268,10 @@ class Trace:
         if name == "steps":
             frame = frame.with_columns(chosen=pl.lit(self.steps is not None))
         with self.reading():  # the columns of a slice are looked at
-            return self._of_ranks(frame) if name == "ranks" else self.cut(frame, name in ON_HOST)
+            # Files that were chosen by rank hold rows of no other.
+            alone = isinstance(files, list) and self._small.get(name) is None
+            mine = frame if alone else self._of_ranks(frame)
+            return mine if name == "ranks" else self._of_steps(mine, name in ON_HOST)
 
     @property
     def whole(self) -> Self:
@@ -290,7 +294,9 @@ class Trace:
         host thread does (`on_host`), the slice goes from where the host begins the first step to where it
         ends the last.
         """
-        frame = self._of_ranks(frame)
+        return self._of_steps(self._of_ranks(frame), on_host)
+
+    def _of_steps(self, frame: pl.LazyFrame, on_host: bool) -> pl.LazyFrame:
         if self.steps is None:
             return frame
         if not {"step", "start"} & set(frame.collect_schema().names()):  # of all steps together

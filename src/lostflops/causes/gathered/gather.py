@@ -175,6 +175,16 @@ def gather(
             return of_all_ranks([run_again(trace, counted, on_host)])
         return of_all_ranks(each(of_some_ranks.RUN_AGAIN))
 
+    def bare() -> tuple[dict[str, int], dict[str, int], dict[str, int], int]:
+        return (
+            parts("purposes", lambda: exposed().by_purpose()),
+            parts("operations", lambda: exposed().by_operation()),
+            parts("stops", lambda: exposed().stops()) if _mostly_bare(answers) else {},
+            total("gathered_again", lambda session, counted: exposed().gathered_again()),
+        )
+
+    # It takes as long as all that is asked before it is read.
+    of_bare = cache(session.meanwhile(bare))
     again = folded("again", RUN_AGAIN, computed_again)
     return Given(
         answers=answers,
@@ -230,19 +240,12 @@ def gather(
             HELD_UP,
             lambda: pl.concat([HELD_UP.to_frame(), *each(of_some_ranks.HELD_BY_ASYNC)]),
         ),
-        purposes=parts("purposes", lambda: exposed().by_purpose()),
-        operations=parts("operations", lambda: exposed().by_operation()),
-        stops=parts("stops", lambda: exposed().stops()) if _mostly_bare(answers) else {},
         waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
         meeting=_sets(folded("meeting", MEETING, meeting)) if many else (),
         first_waits=total("first_waits", first) if many else 0,
         held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
         over_slow_links=total("over_slow_links", over_links) if many else 0,
         surely_waited=total("surely_waited", sure) if many and missing else 0,
-        beyond_fastest=total("beyond_fastest", lambda session, counted: exposed().beyond_fastest())
-        if missing
-        else 0,
-        gathered_again=total("gathered_again", lambda session, counted: exposed().gathered_again()),
         clocks_apart=_clocks_apart(trace) if many else 0,
         with_frames=frozenset(folded("with_frames", RANKS, with_frames)["rank"]) if many else frozenset(),
         loops=frozenset(folded("loops", LOOPS, lambda: loops_over_steps(trace, counted))["name"]),
@@ -254,6 +257,13 @@ def gather(
         schedule="".join(folded("schedule", SCHEDULE, lambda: _schedule(session))["schedule"])
         if many
         else "",
+        purposes=of_bare()[0],
+        operations=of_bare()[1],
+        stops=of_bare()[2],
+        gathered_again=of_bare()[3],
+        beyond_fastest=total("beyond_fastest", lambda session, counted: exposed().beyond_fastest())
+        if missing
+        else 0,
         data_parallel=in_one_process(trace),
         on_host=on_host,
         missing_ranks=missing,

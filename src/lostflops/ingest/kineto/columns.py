@@ -61,7 +61,9 @@ class Codes(dict[Any, int]):
         """The codes of JSON texts."""
         if all(value is NO_TEXT for value in values):
             return np.full(len(values), self[b""], np.uint32)
-        return self.of(map(bytes, values), len(values))
+        # No JSON holds a zero byte: joined and split, the texts are there in half the time.
+        texts = b"\0".join(values).split(b"\0")
+        return self.of(texts if len(texts) == len(values) else map(bytes, values), len(values))
 
     def of(self, values: Iterable[Any], count: int) -> npt.NDArray[np.uint32]:
         """The codes of `count` values."""
@@ -102,6 +104,8 @@ def sizes(values: list[Any]) -> pl.Series:
 
 
 def integer(value: Any) -> int | None:
+    if type(value) is int and -(2**63) <= value < 2**63:  # nearly all are
+        return value
     if isinstance(value, str):
         digits = re.search(r"-?\d{1,20}$", value)
         value = int(digits[0]) if digits else None
@@ -206,11 +210,10 @@ def _description(a: Args) -> tuple[Any, ...]:
     )
 
 
-@lru_cache(maxsize=1 << 10, typed=True)
-def _rank_in_job(of_group: Any, first_rank: Any, rank_stride: Any, group_ranks: Any) -> int | None:
-    """The rank that an operation names: it counts within the operation's group. Many name the same."""
-    in_group, first, stride = number(of_group), number(first_rank), number(rank_stride)
-    members = _members(text_of(group_ranks))
+def _rank_in_job(a: Args) -> int | None:
+    """The rank that an operation names: it counts within the operation's group."""
+    in_group, first, stride = number(a.rank), number(a.first_rank), number(a.rank_stride)
+    members = _members(text_of(a.group_ranks))
     if in_group is not None and members is not None:
         return number(members[in_group]) if in_group < len(members) else None
     if in_group is None or first is None or stride is None:
@@ -411,23 +414,26 @@ class EventColumns:
     def _meta(self, args: list[Args]) -> npt.NDArray[np.int64]:
         """The number of each row's description of a collective; -1 where it has none."""
         meta = np.full(len(args), -1, dtype=np.int64)
-        for row in [i for i, a in enumerate(args) if a.collective is not None]:
-            meta[row] = self._described(args[row])
+        rows = [i for i, a in enumerate(args) if a.collective is not None]
+        first = len(self.parameters)
+        self.parameters += [self._described(args[row]) for row in rows]
+        meta[rows] = np.arange(first, len(self.parameters))
         return meta
 
-    def _described(self, a: Args) -> int:
-        if a.rank is not None:
-            rank = _rank_in_job(a.rank, a.first_rank, a.rank_stride, a.group_ranks)
-            self.ranks_named.update(() if rank is None else (rank,))
+    def _described(self, a: Args) -> tuple[Any, ...]:
         # A job says much the same of all its operations; but 1 and 1.0 are equal, and not the same text.
-        texts = (a.collective, a.dtype, a.group_name, a.group_id, a.group_ranks, a.group_description)
+        typed = (
+            a.collective, a.dtype, a.group_name, a.group_id, a.group_ranks, a.group_description,
+            a.rank, a.first_rank, a.rank_stride,
+        )  # fmt: skip
         numbers = (a.in_elements, a.out_elements, a.group_size, a.source_rank, a.destination_rank)
-        said = (*map(type, texts), *texts, *numbers)
+        said = (*map(type, typed), *typed, *numbers)
         told = self._told.get(said)
         if told is None:
             told = self._told[said] = _description(a)
-        self.parameters.append((*told[:8], integer(a.sequence_in_group), *told[8:]))
-        return len(self.parameters) - 1
+            if (rank := _rank_in_job(a)) is not None:
+                self.ranks_named.add(rank)
+        return (*told[:8], integer(a.sequence_in_group), *told[8:])
 
     def _add_copies(self, rows: list[Event], *, is_set: bool) -> None:
         columns, good, args = self._on_device(rows)

@@ -34,7 +34,9 @@ def saving_rows(trace: Trace) -> Iterator[tuple[Row, pl.DataFrame]]:
         if rows is None:
             continue
         name = pl.col("name").cast(pl.String)
-        causes = cause_of(rows.select(name.unique()).collect()["name"].drop_nulls(), row)
+        causes = cause_of(
+            rows.select(pl.col("name").unique().cast(pl.String)).collect()["name"].drop_nulls(), row
+        )
         saves = causes.filter(pl.col("cause") == SAVING)["name"].to_list()
         if saves:
             yield row, rows.filter(name.is_in(saves)).select("rank", "thread", "start", "end", name).collect()

@@ -139,7 +139,7 @@ def _kept_for_nothing(trace: Trace, spans: pl.DataFrame) -> pl.DataFrame:
 def _names(table: pl.LazyFrame | None) -> pl.Series:
     if table is None:
         return pl.Series(dtype=pl.String)
-    return table.select(pl.col("name").cast(pl.String).unique()).collect()["name"].drop_nulls()
+    return table.select(pl.col("name").unique().cast(pl.String)).collect()["name"].drop_nulls()
 
 
 def _function(frame: str) -> str:

@@ -60,7 +60,7 @@ def made_on_cpu(trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame | N
     )
     if work.is_empty():
         return MADE.to_frame()
-    names = operators.select(pl.col("name").cast(pl.String).unique()).collect()["name"].drop_nulls()
+    names = operators.select(pl.col("name").unique().cast(pl.String)).collect()["name"].drop_nulls()
     facts = operator_facts(names.to_list())
     computing = facts.filter(
         pl.col("family").is_not_null(),

@@ -43,7 +43,7 @@ def loss_work(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
     if operators is None or kernels is None or steps is None:
         return LOSSES.to_frame()
     name = pl.col("name").cast(pl.String)
-    names = operators.select(name.unique()).collect()["name"].drop_nulls()
+    names = operators.select(pl.col("name").unique().cast(pl.String)).collect()["name"].drop_nulls()
     of_loss = names.filter(names.str.contains(LOSS))
     if not of_loss.str.contains(CROSS_ENTROPY).any() or not of_loss.str.contains(SOFTMAX).any():
         return LOSSES.to_frame()

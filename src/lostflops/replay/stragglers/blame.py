@@ -67,12 +67,12 @@ def blame(job: RankChains) -> pl.DataFrame:
     """
     parts = job.parts
     own, even = parts["own"].to_numpy(), parts["ideal"].to_numpy()
-    kinds = parts["kind"].to_numpy()
-    fixed = np.isin(kinds, FIXED)
-    even = np.where(fixed, own, even)
+    kind = parts["kind"]
+    even = np.where(kind.is_in(FIXED).to_numpy(), own, even)
     row = parts.select("rank").join(job.ranks, on="rank", how="left", maintain_order="left")
     pipeline, stage = row["pipeline"].to_numpy(), row["stage"].to_numpy()
-    asked = [_Set("kind", str(k), kinds == k) for k in np.unique(kinds[~fixed]) if k != START]
+    kinds = [each for each in kind.unique().sort() if each not in (*FIXED, START)]
+    asked = [_Set("kind", each, (kind == each).to_numpy()) for each in kinds]
     if job.ranks["stages"].max() != 1:
         asked += [_Set("stage", f"stage {s}", stage == s, stage=int(s)) for s in np.unique(stage)]
     asked += [
@@ -113,14 +113,17 @@ def _told(
     whole = lost >= NOTHING_LOST * measured
     added, removed = list[float](), list[float]()
     as_it_was, evened = job.lags(own), job.lags(even)
-    rows_of = [np.flatnonzero(each.chosen) for each in asked]
+    rows_of, beyond = [np.flatnonzero(each.chosen) for each in asked], own - even
     at_once = max(1, AT_ONCE // len(evened))  # so that memory does not grow with how many are asked
     for first in range(0, len(asked), at_once):
-        more = [job.lags(own - even, rows) for rows in rows_of[first : first + at_once]]
-        kept = evened[:, None] + np.stack(more, axis=1)
+        some = rows_of[first : first + at_once]
+        kept = np.repeat(evened[:, None], len(some), axis=1)
+        for variant, rows in enumerate(some):
+            edges, more = job.sums(beyond, rows)
+            kept[edges, variant] += more
         added += job.step(kept).tolist()
         if whole:
-            removed += job.step(as_it_was[:, None] + evened[:, None] - kept).tolist()
+            removed += job.step((as_it_was + evened)[:, None] - kept).tolist()
     removed = removed or added
     rank_of = job.parts["rank"].to_numpy()
 

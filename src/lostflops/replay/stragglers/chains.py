@@ -68,17 +68,21 @@ class RankChains:
     last: Int
     steps: int
 
-    def lags(self, own: Int, chosen: Int | None = None) -> Int:
-        """What the parts of each edge add up to where they are as long as `own`; of those at `chosen` alone,
-        without what is fixed."""
-        edge = self.parts["edge"].to_numpy()
-        if chosen is not None:
-            edge, own = edge[chosen], own[chosen]
-        lags = self.fixed.copy() if chosen is None else np.zeros_like(self.fixed)
-        if len(edge):  # the parts of an edge stand side by side
-            begins = np.flatnonzero(intervals.changes_of(edge))
-            lags[edge[begins]] += np.add.reduceat(own, begins)
+    def lags(self, own: Int) -> Int:
+        """The lag of each edge where its parts are as long as `own`."""
+        lags = self.fixed.copy()
+        edges, sums = self.sums(own)
+        lags[edges] += sums
         return lags
+
+    def sums(self, own: Int, chosen: Int | slice = slice(None)) -> tuple[Int, Int]:
+        """The edges of the parts at `chosen`, and what those add up to on each where they are as long as
+        `own`."""
+        edge, own = self.parts["edge"].to_numpy()[chosen], own[chosen]
+        if not len(edge):
+            return edge, own
+        begins = np.flatnonzero(intervals.changes_of(edge))  # the parts of an edge stand side by side
+        return edge[begins], np.add.reduceat(own, begins)
 
     def step(self, lags: Int) -> npt.NDArray[np.float64]:
         """The mean step, ns, for each column of the edges' lags.
@@ -92,19 +96,18 @@ class RankChains:
 
 
 def chains(
-    steps: pl.DataFrame, pieces: pl.DataFrame, matches: pl.DataFrame, kernels: pl.DataFrame | None = None
+    steps: pl.DataFrame, pieces: pl.DataFrame, matches: pl.DataFrame, before: pl.DataFrame | None = None
 ) -> RankChains | None:
     """The job of `steps` (rank, step, start, end: the same, one after the other, on all ranks).
 
     `pieces` (rank, start, end, kind) say what each rank does at every instant of them, null where it does
-    nothing but communicate; `matches` are rows as `intervals.matching` gives them. `kernels` (rank, start,
-    end, stream, correlation, family, launch_start) tell what operations wait for. None where no operation
-    joins two ranks.
+    nothing but communicate; `matches` are rows as `intervals.matching` gives them; `before`, as
+    `computed_before` tells it, is what operations wait for. None where no operation joins two ranks.
     """
     windows = steps.group_by("rank").agg(pl.col("start").min(), pl.col("end").max()).sort("rank")
     operations = _operations(_while_threads_wait(matches, pieces), windows)
-    if kernels is not None and operations.height:
-        operations = _ready(operations, kernels)
+    if before is not None and operations.height:
+        operations = _ready(operations, before)
     if not operations.height or operations["rank"].n_unique() < 2:
         return None
     places = _places(operations, windows["rank"])
@@ -184,11 +187,11 @@ def _operations(matches: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _ready(operations: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
-    """The operations with `ready`: when what was launched before them had been computed.
+def computed_before(kernels: pl.DataFrame) -> pl.DataFrame:
+    """When what was launched before each kernel of communication had been computed: rank, stream,
+    correlation, start, done (null where nothing was).
 
-    An operation reads what was computed until it was launched, so it waits for that and for its own stream.
-    One that begins long after both was launched late: then it is the host that it waited for.
+    `kernels` are rank, start, end, stream, correlation, family and launch_start of some ranks.
     """
     communication = pl.col("family") == "communication"
     launched = kernels.filter(communication & pl.col("launch_start").is_not_null())
@@ -198,23 +201,29 @@ def _ready(operations: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
         .select("rank", "launch_start", done=pl.col("end").cum_max().over("rank"))
         .sort("launch_start")
     )
-    found = (
-        operations.join(
-            launched.select("rank", "stream", "correlation", "start", "launch_start").unique(
-                ["rank", "stream", "correlation", "start"]
-            ),
-            on=["rank", "stream", "correlation", "start"],
-            how="left",
-            maintain_order="left",
-        )
-        .sort("launch_start", nulls_last=True)
+    one = ["rank", "stream", "correlation", "start"]
+    return (
+        launched.select(*one, "launch_start")
+        .unique(one)
+        .sort("launch_start")
         .join_asof(computed, on="launch_start", by="rank", check_sortedness=False)
-        .sort("operation")
+        .drop("launch_start")
+    )
+
+
+def _ready(operations: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
+    """The operations with `ready`: when what was launched before them had been computed.
+
+    An operation reads what was computed until it was launched, so it waits for that and for its own stream.
+    One that begins long after both was launched late: then it is the host that it waited for.
+    """
+    found = operations.join(
+        before, on=["rank", "stream", "correlation", "start"], how="left", maintain_order="left"
     )
     soon = pl.col("start") - pl.col("done") <= QUEUED
     told = (pl.col("done") <= pl.col("start")) & (soon | pl.col("queued"))
     return found.with_columns(ready=pl.when(told.fill_null(False)).then("done").otherwise("start")).drop(
-        "launch_start", "done"
+        "done"
     )
 
 
