@@ -20,10 +20,10 @@ import tiny_models
 from lostflops import optimize
 from lostflops.optimize.amounts import bytes_of
 from lostflops.optimize.device.devices import ThreadedDevice
+from lostflops.optimize.device.written_pages import watching
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.weights.safetensors_files import INDEX, WeightFiles
 from lostflops.optimize.weights.sources import FileSources
-from lostflops.optimize.weights.written_pages import watching
 from simulated_devices import LazyDevice, RaceDevice
 from test_weights import generated
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from lostflops.optimize.device import written_pages
 from lostflops.optimize.device.devices import ThreadedDevice
-from lostflops.optimize.weights import streaming, written_pages
+from lostflops.optimize.device.written_pages import watching
+from lostflops.optimize.weights import streaming
 from lostflops.optimize.weights.frozen import stream_frozen
 from lostflops.optimize.weights.whole_model import stream_weights
-from lostflops.optimize.weights.written_pages import watching
 
 torch.set_num_threads(1)
 KERNEL = watching() is not None

@@ -14,10 +14,10 @@ import torch
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import peak
 from lostflops.optimize.device.devices import Device
+from lostflops.optimize.device.written_pages import WrittenPages
 from lostflops.optimize.memory_layout import aligned, dense, parts_of, view_of
 from lostflops.optimize.model_parts import state_tensors
 from lostflops.optimize.refused import Refused
-from lostflops.optimize.weights.written_pages import WrittenPages
 
 SAMPLED = 32  # bytes of a weight, where the kernel does not tell which pages were written to
 SMALL = 4096  # bytes of one of which all are looked at, such as a bias

@@ -23,6 +23,7 @@ from lostflops.copies.link_card import rate
 from lostflops.optimize import claims
 from lostflops.optimize.amounts import bytes_of, written
 from lostflops.optimize.device.devices import CudaDevice, Device, device_named, device_of
+from lostflops.optimize.device.written_pages import MappedLayers, WrittenPages, watching
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.own_hooks import OwnHook
 from lostflops.optimize.own_operators import own_operators
@@ -47,7 +48,6 @@ from lostflops.optimize.weights.saves import SavedWeight, asked_first, asking, r
 from lostflops.optimize.weights.slots import Slots
 from lostflops.optimize.weights.sources import FileSources, HostSources
 from lostflops.optimize.weights.streamable import STREAMED, check_host, check_model, check_not_recorded
-from lostflops.optimize.weights.written_pages import MappedLayers, WrittenPages, watching
 
 
 @dataclass(frozen=True)
