@@ -13,7 +13,8 @@ from torch import nn
 from lostflops.optimize.device import written_pages
 from lostflops.optimize.device.devices import ThreadedDevice
 from lostflops.optimize.device.written_pages import watching
-from lostflops.optimize.weights import streaming
+from lostflops.optimize.refused import Refused
+from lostflops.optimize.weights import own_writes, streaming
 from lostflops.optimize.weights.frozen import stream_frozen
 from lostflops.optimize.weights.whole_model import stream_weights
 
@@ -96,6 +97,56 @@ def test_between_passes_it_counts_where_the_kernel_tells_nothing(monkeypatch: py
             assert torch.equal(model(x), plain(x))
             for each in (model, plain):
                 through_data(each, turn % 2, 0)
+
+
+class Sometimes(nn.Module):
+    """Writes to its own weight in every third forward, after or before it is used."""
+
+    def __init__(self, *, after: bool) -> None:
+        super().__init__()
+        self.inner, self.after, self.calls = nn.Linear(32, 32), after, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        late = self.inner(x) if self.after else None
+        if self.calls % 3 == 0:
+            self.inner.weight.data[1, 2] = 0.25 * self.calls
+        return self.inner(x) if late is None else late
+
+
+def sometimes(*, after: bool) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Sometimes(after=after) for _ in range(4))).requires_grad_(False)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_layer_may_begin_to_write_to_its_own_weights_later(after: bool) -> None:
+    model, plain = sometimes(after=after), sometimes(after=after)
+    x = torch.ones(2, 32)
+    with stream_weights(model, device=ThreadedDevice(), layers=list(model)), torch.no_grad():
+        for _ in range(7):
+            assert torch.equal(model(x), plain(x))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_where_the_host_does_not_wait_for_it_what_such_a_layer_wrote_is_refused_when_it_is_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(own_writes, "KNOWN_AT_ONCE", ())
+    x = torch.ones(2, 32)
+    for again in (True, False):
+        model = sometimes(after=False)
+        streamed = stream_weights(model, device=ThreadedDevice(), layers=list(model))
+        with torch.no_grad():
+            for _ in range(3):
+                model(x)
+            if again:
+                with pytest.raises(Refused, match="'0' wrote to its own weights"):
+                    model(x)
+        with pytest.raises(Refused, match="what it wrote is lost"):
+            streamed.undo()
+        streamed.undo()
+        assert model[0].inner.weight[1, 2] != 0.75
 
 
 @pytest.mark.skipif(not KERNEL, reason="Linux before 6.7, or a container that forbids it")

@@ -62,6 +62,7 @@ class Layer:
     thread: int = 0  # on which they run
     watched: set[tuple[bool, bool]] = field(default_factory=set[tuple[bool, bool]])  # kinds of forwards
     writes_unseen: bool = False  # to its own weights, in a forward
+    maybe_lost: torch.Tensor | None = None  # whether it did in the last one, on the device
     samples: list[memoryview] = field(default_factory=list[memoryview])  # bytes that are compared
     sampled: list[bytes] = field(default_factory=list[bytes])
     pages: WrittenPages | None = None

@@ -41,7 +41,7 @@ from lostflops.optimize.weights.layers import (
     stay_in_files,
 )
 from lostflops.optimize.weights.moves import brings_back, buffers_of, guarded, moved
-from lostflops.optimize.weights.own_writes import OwnWrites
+from lostflops.optimize.weights.own_writes import OwnWrites, refuse_lost
 from lostflops.optimize.weights.report import StreamingReport
 from lostflops.optimize.weights.safetensors_files import FileModel
 from lostflops.optimize.weights.saves import SavedWeight, asked_first, asking, rebuilt
@@ -217,6 +217,8 @@ class Streaming(AppliedRemedy):
             self._pages.close()
         if self._files:
             self._files.undo()
+        for layer in self._travelling:
+            refuse_lost(layer)
 
     _last_waits: Any = None
     _bytes_in = _bytes_out = 0
@@ -393,6 +395,7 @@ class Streaming(AppliedRemedy):
         with self._turn():
             number = layer.number
             with own_operators(), slots.lock:
+                refuse_lost(layer)
                 self._adopt(layer)
                 slot = slots.use(number) if wanted is None else slots.use_parts(number, wanted)
                 slot.pins += 1
