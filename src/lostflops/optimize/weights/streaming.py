@@ -150,7 +150,8 @@ class Streaming(AppliedRemedy):
         """The weights' values were written through `.data`, which torch does not count: copy them anew.
 
         Needed only where the kernel does not tell which pages were written to (Linux before 6.7, a container
-        that forbids it), and for few elements: a write to all of a weight shows in bytes that are compared.
+        that forbids it): for few elements, as a write to all of a weight shows in bytes that are compared,
+        and for weights in files.
         """
         if self._slots:
             for layer in self._travelling:
