@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import tiny_models
@@ -181,6 +182,22 @@ def test_selective_checkpointing_inside_of_a_layer_counts_none_of_the_operators_
             inside: Any = nn.Identity()
             inside.mlp, inside.forward = block.mlp, run
             block.mlp = nn.Sequential(inside)
+        with small(model) if streams else nullcontext():
+            found.append(steps(model))
+    assert_same(found[1], found[0])
+
+
+def test_hooks_of_a_layer_that_round_what_is_saved_round_its_weights_too() -> None:
+    found: list[Any] = []
+    for streams in (False, True):
+        model = adapted(4)
+        for block in model.blocks:
+
+            def rounded(x: torch.Tensor, forward: Any = block.forward) -> torch.Tensor:
+                with saved_tensors_hooks(lambda t: t.half(), lambda t: t.float()):
+                    return forward(x)
+
+            block.forward = rounded
         with small(model) if streams else nullcontext():
             found.append(steps(model))
     assert_same(found[1], found[0])
