@@ -131,7 +131,7 @@ def asking(claim: claims.Claim) -> Generator[None]:
                 return pack(tensor)
             taken = claims.Kept(tensor)
         elif of_the_job:
-            taken = _Through(taken, pack, unpack)
+            taken = _Through(taken, cast("Any", pack), unpack)
         return _Taken(taken)
 
     def give(taken: Any) -> torch.Tensor:
