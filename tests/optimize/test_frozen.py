@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.autograd import forward_ad
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import tiny_models
 from lostflops import optimize
@@ -163,6 +164,43 @@ def test_checkpointed_layers_are_recomputed_from_their_own_weights(every: int, r
     with small(model) as streamed:
         assert_same(steps(model), expected)
     assert streamed.report().bytes_in > 0
+
+
+def _keeps_products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    keeps = operator in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
+    return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def test_selective_checkpointing_inside_of_a_layer_counts_none_of_the_operators_that_bring_it() -> None:
+    """It counts a layer's operators in the forward and in the recomputation, which a part of it begins."""
+    found: list[Any] = []
+    for streams in (False, True):
+        model = adapted(4)
+        for block in model.blocks:
+            contexts = partial(create_selective_checkpoint_contexts, _keeps_products)
+            run = partial(checkpoint, block.mlp.forward, use_reentrant=False, context_fn=contexts)
+            inside: Any = nn.Identity()
+            inside.mlp, inside.forward = block.mlp, run
+            block.mlp = nn.Sequential(inside)
+        with small(model) if streams else nullcontext():
+            found.append(steps(model))
+    assert_same(found[1], found[0])
+
+
+def test_hooks_of_a_layer_that_round_what_is_saved_round_its_weights_too() -> None:
+    found: list[Any] = []
+    for streams in (False, True):
+        model = adapted(4)
+        for block in model.blocks:
+
+            def rounded(x: torch.Tensor, forward: Any = block.forward) -> torch.Tensor:
+                with saved_tensors_hooks(lambda t: t.half(), lambda t: t.float()):
+                    return forward(x)
+
+            block.forward = rounded
+        with small(model) if streams else nullcontext():
+            found.append(steps(model))
+    assert_same(found[1], found[0])
 
 
 def test_checkpointing_still_recomputes() -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any, cast
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore
 
+_LENGTH: Any = cast("Any", torch)._C._len_torch_dispatch_stack
 _CASTS: Any = cast("Any", torch.ops).aten._to_copy.default
 
 
@@ -27,10 +29,11 @@ _depth = _Depth()
 
 @contextmanager
 def own_operators() -> Generator[None]:
-    """What runs inside on this thread is a remedy's own."""
+    """What runs inside on this thread is a remedy's own, and no dispatch mode sees it."""
     _depth.value += 1
     try:
-        yield
+        with _disable_current_modes() if _LENGTH() else nullcontext():
+            yield
     finally:
         _depth.value -= 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,12 +14,14 @@ import torch
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import peak
 from lostflops.optimize.device.devices import Device
+from lostflops.optimize.device.written_pages import WrittenPages
 from lostflops.optimize.memory_layout import aligned, dense, parts_of, view_of
 from lostflops.optimize.model_parts import state_tensors
 from lostflops.optimize.refused import Refused
 
-SAMPLED = 32  # bytes of a weight
+SAMPLED = 32  # bytes of a weight, where the kernel does not tell which pages were written to
 SMALL = 4096  # bytes of one of which all are looked at, such as a bias
+COMPARED = 1 << 16  # bytes of a layer that are compared in less time than the kernel is asked
 
 
 @dataclass(eq=False)
@@ -59,36 +62,67 @@ class Layer:
     thread: int = 0  # on which they run
     watched: set[tuple[bool, bool]] = field(default_factory=set[tuple[bool, bool]])  # kinds of forwards
     writes_unseen: bool = False  # to its own weights, in a forward
-    samples: list[memoryview] = field(default_factory=list[memoryview])  # some bytes of each leaf
+    maybe_lost: torch.Tensor | None = None  # whether it did in the last one, on the device
+    samples: list[memoryview] = field(default_factory=list[memoryview])  # bytes that are compared
     sampled: list[bytes] = field(default_factory=list[bytes])
-    resampled: int = 0
+    pages: WrittenPages | None = None
+    watched_pages: tuple[int, int] = (0, 0)  # addresses
+    all_seen: bool = True  # whether a write to any byte of its host memory shows
+    rewritten: int = 0  # how often a write was seen that torch did not count
 
     def version(self) -> int:
         """What torch counts of writes to its weights."""
         return sum(leaf.version() for leaf in self.leaves)
 
     def writes(self) -> int:
-        """The same, and writes through `.data`, which torch does not count, where they show in some bytes of
-        each weight: PEFT merges adapters so."""
+        """The same, and writes through `.data` or NumPy, which torch does not count."""
         now = [sample.tobytes() for sample in self.samples]
-        if now != self.sampled:
-            self.sampled, self.resampled = now, self.resampled + 1
-        return self.version() + self.resampled
+        found = self.pages.written(*self.watched_pages) if self.pages is not None else []
+        if found or now != self.sampled:
+            self.sampled, self.rewritten = now, self.rewritten + 1
+        return self.version() + self.rewritten
 
-    def sample(self) -> None:
-        """From now on the host memory is watched. Not by torch, whose modes would see it."""
+    def watch(self, pages: WrittenPages | None) -> None:
+        """From now on the host memory is watched. Not by torch, whose modes would see it.
+
+        Pages that are the layer's alone are the kernel's to watch, and the bytes before and after are
+        compared. Without `pages`, some bytes of each weight are.
+        """
         memory = cast("torch.Tensor", self.memory)
-        whole = memoryview((ctypes.c_ubyte * memory.numel()).from_address(memory.data_ptr())).cast("B")
-        self.samples = [
-            # An odd step meets all bytes of an element in turn: rounding changes the lowest.
-            whole[
-                leaf.offset : leaf.offset + leaf.nbytes : leaf.nbytes // SAMPLED | 1
-                if leaf.nbytes > SMALL
-                else 1
+        start, nbytes = memory.data_ptr(), memory.numel()
+        whole = memoryview((ctypes.c_ubyte * nbytes).from_address(start)).cast("B")
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (start + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if nbytes <= COMPARED:
+            self.samples = [whole]
+        elif pages is not None and _watched(pages, first, end):
+            self.pages, self.watched_pages = pages, (first, end)
+            self.samples = [whole[: first - start], whole[end - start :]]
+        else:
+            self.all_seen = False
+            self.samples = [
+                # An odd step meets all bytes of an element in turn: rounding changes the lowest.
+                whole[
+                    leaf.offset : leaf.offset + leaf.nbytes : leaf.nbytes // SAMPLED | 1
+                    if leaf.nbytes > SMALL
+                    else 1
+                ]
+                for leaf in self.leaves
             ]
-            for leaf in self.leaves
-        ]
         self.sampled = [sample.tobytes() for sample in self.samples]
+
+    def watch_no_more(self) -> None:
+        self.pages = None
+        self.samples.clear()
+        self.sampled.clear()
+
+
+def _watched(pages: WrittenPages, first: int, end: int) -> bool:
+    try:
+        pages.watch(first, end)
+    except OSError:  # memory of a kind that the kernel does not watch
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -252,10 +286,13 @@ def plainly() -> Generator[None]:
 
 
 def send_to_host(
-    layer: Layer, device: Device, read: Callable[[Layer, torch.Tensor], int] | None = None
+    layer: Layer,
+    device: Device,
+    pages: WrittenPages | None,
+    read: Callable[[Layer, torch.Tensor], int] | None = None,
 ) -> int:
-    """The layer's weights become host memory; the bytes of it. `read` brings them there, if they are not
-    copied."""
+    """The layer's weights become host memory, which `pages` watch; the bytes of it. `read` brings them there,
+    if they are not copied."""
     layer.memory = device.host_memory(layer.nbytes)
     if read is not None:
         read(layer, layer.memory)
@@ -267,7 +304,7 @@ def send_to_host(
                 host.copy_(leaf.tensor.data)
             leaf.home, leaf.host = leaf.tensor.device, host
             leaf.tensor.data = host
-    layer.sample()
+    layer.watch(pages)
     return layer.nbytes
 
 
@@ -279,8 +316,7 @@ def stay_in_files(layer: Layer) -> None:
 
 def bring_home(layer: Layer, device: Device) -> None:
     """The layer's weights are on the device that they came from, and its host memory is let go."""
-    layer.samples.clear()
-    layer.sampled.clear()
+    layer.watch_no_more()
     with plainly():
         for leaf in layer.leaves:
             host, leaf.host = leaf.host, None

@@ -81,6 +81,22 @@ class _Taken:
     packed: claims.Packed
 
 
+@dataclass(frozen=True, slots=True)
+class _Through:
+    """A weight as it comes out of hooks of the job's own, which may round what they pack."""
+
+    packed: claims.Packed
+    pack: Callable[[torch.Tensor], Any]
+    give: Callable[[Any], torch.Tensor]
+
+    def unpack(self) -> torch.Tensor:
+        return self.give(self.pack(self.packed.unpack()))
+
+
+def _package(function: Any) -> str:
+    return str(getattr(function, "__module__", None)).split(".")[0]
+
+
 def _innermost() -> tuple[Any, Any]:
     return cast("Any", torch)._C._autograd._top_saved_tensors_default_hooks(True) or (None, None)
 
@@ -105,6 +121,8 @@ def asking(claim: claims.Claim) -> Generator[None]:
         yield
         return
     pack, unpack = _innermost()
+    # Those of torch, of a checkpoint say, give back what they were given.
+    of_the_job = pack is not None and _package(pack) not in ("torch", "lostflops")
 
     def take(tensor: torch.Tensor) -> Any:
         taken = claim(tensor)
@@ -112,6 +130,8 @@ def asking(claim: claims.Claim) -> Generator[None]:
             if pack is not None:
                 return pack(tensor)
             taken = claims.Kept(tensor)
+        elif of_the_job:
+            taken = _Through(taken, cast("Any", pack), unpack)
         return _Taken(taken)
 
     def give(taken: Any) -> torch.Tensor:

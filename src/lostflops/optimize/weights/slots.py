@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, cast
 
@@ -269,6 +269,14 @@ class Slots:
         if slot is not None:
             slot.holds = None
 
+    def forget_all(self, layers: Container[int]) -> None:
+        """No copy of these is good any more, but for those in use."""
+        with self.lock:
+            for slot in self.slots:
+                if slot.holds is not None and slot.holds in layers and not slot.pins:
+                    slot.holds = None
+            self._latest.clear()
+
     def close(self) -> None:
         """Waits for all copies and users, and lets go of the memory."""
         for slot in self.slots:
@@ -313,6 +321,7 @@ class Slots:
         for stream in slot.streams.values():
             self._device.wait(self._copies, self._device.record(stream))
         slot.streams.clear()
+        version = self._version(layer)  # what another thread writes from here on may be in the copy, or not
         source = self._sources.get(layer)
         nbytes = source.numel()
         slot.holds = None  # should the copy fail
@@ -320,7 +329,7 @@ class Slots:
         self._device.copy(slot.memory[:nbytes], source, self._copies)
         slot.ready = self._device.record(self._copies)
         self._sources.sent(layer, slot.ready)
-        slot.holds, slot.version, slot.cause, slot.counted = layer, self._version(layer), cause, False
+        slot.holds, slot.version, slot.cause, slot.counted = layer, version, cause, False
         self.bytes_in += nbytes
         return slot
 

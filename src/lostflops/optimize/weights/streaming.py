@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from threading import RLock, get_ident
 from types import MethodType
@@ -23,6 +23,7 @@ from lostflops.copies.link_card import rate
 from lostflops.optimize import claims
 from lostflops.optimize.amounts import bytes_of, written
 from lostflops.optimize.device.devices import CudaDevice, Device, device_named, device_of
+from lostflops.optimize.device.written_pages import MappedLayers, WrittenPages, watching
 from lostflops.optimize.forwards import Forwards
 from lostflops.optimize.own_hooks import OwnHook
 from lostflops.optimize.own_operators import own_operators
@@ -40,7 +41,7 @@ from lostflops.optimize.weights.layers import (
     stay_in_files,
 )
 from lostflops.optimize.weights.moves import brings_back, buffers_of, guarded, moved
-from lostflops.optimize.weights.own_writes import OwnWrites
+from lostflops.optimize.weights.own_writes import OwnWrites, refuse_lost
 from lostflops.optimize.weights.report import StreamingReport
 from lostflops.optimize.weights.safetensors_files import FileModel
 from lostflops.optimize.weights.saves import SavedWeight, asked_first, asking, rebuilt
@@ -124,6 +125,8 @@ class Streaming(AppliedRemedy):
         self._forwards = Forwards()
         self._undoing: list[Callable[[], None]] = []
         self._slots: Slots | None = None
+        self._pages: WrittenPages | None = None
+        self._mapped: MappedLayers | None = None
         self._held = 0
         self._sources: FileSources | None = None
         self._buffers = look_ahead + 2  # one goes to the device, one comes from the file, and what is ahead
@@ -146,7 +149,9 @@ class Streaming(AppliedRemedy):
     def refresh(self) -> None:
         """The weights' values were written through `.data`, which torch does not count: copy them anew.
 
-        Needed where few elements were: a write to all of a weight shows in the bytes of it that are compared.
+        Needed only where the kernel does not tell which pages were written to (Linux before 6.7, a container
+        that forbids it): for few elements, as a write to all of a weight shows in bytes that are compared,
+        and for weights in files.
         """
         if self._slots:
             for layer in self._travelling:
@@ -209,8 +214,12 @@ class Streaming(AppliedRemedy):
             bring_home(layer, self._device)
         while self._undoing:
             self._undoing.pop()()
+        if self._pages:
+            self._pages.close()
         if self._files:
             self._files.undo()
+        for layer in self._travelling:
+            refuse_lost(layer)
 
     _last_waits: Any = None
     _bytes_in = _bytes_out = 0
@@ -227,13 +236,28 @@ class Streaming(AppliedRemedy):
             for leaf in layer.leaves
             if leaf.tensor is leaf.parameter
         }
+        self._pages = watching() if self._travelling else None
         for number, layer in enumerate(self._travelling):
             layer.number = number
             STREAMED.add(layer.module)
             if layer in self._in_files:
                 stay_in_files(layer)
             else:
-                self._held += send_to_host(layer, self._device, self._read if self._files else None)
+                self._held += send_to_host(
+                    layer, self._device, self._pages, self._read if self._files else None
+                )
+        if self._pages and self._in_files:
+            with suppress(OSError):  # a file system whose pages the kernel does not watch
+                self._mapped = MappedLayers(
+                    self._pages,
+                    {
+                        layer.number: [
+                            (leaf.tensor.data_ptr(), leaf.tensor.data_ptr() + leaf.nbytes)
+                            for leaf in layer.leaves
+                        ]
+                        for layer in self._in_files
+                    },
+                )
         self._move_rest(travels)
         if not self._travelling:
             return
@@ -246,7 +270,7 @@ class Streaming(AppliedRemedy):
             place.slot_bytes,
             place.slots,
             self._sources_of_layers(),
-            lambda number: self._travelling[number].writes(),
+            self._writes,
             self._link,
             frozenset(self._experts),
         )
@@ -257,6 +281,10 @@ class Streaming(AppliedRemedy):
                 self._forwards.replace(module, self._around(layer, module))
             self._keep_in_place(layer)
         self._undoing.append(self.model.register_forward_hook(OwnHook(_ran(self.model, self._slots))).remove)
+        unseen = {layer.number for layer in self._travelling if not layer.all_seen}
+        if unseen:
+            begins = OwnHook(_begins(self.model, self._slots, unseen))
+            self._undoing.append(self.model.register_forward_pre_hook(begins).remove)
 
     def _layers_in_files(self, host: int | None) -> list[Layer]:
         """Of those that travel, the ones that host memory has no room for, evenly between the others."""
@@ -287,7 +315,7 @@ class Streaming(AppliedRemedy):
             [layer.nbytes for layer in self._travelling],
             memories,
             lambda number, memory: self._read(self._travelling[number], memory),
-            lambda number: self._travelling[number].writes(),
+            self._writes,
             self._buffers,
         )
         self._held += self._buffer_bytes
@@ -306,11 +334,21 @@ class Streaming(AppliedRemedy):
                 for leaf in layer.leaves
             )
 
+    def _writes(self, number: int) -> int:
+        """Counts what was written to a layer's weights, by whatever way."""
+        for other in self._mapped.written(number) if self._mapped else ():
+            self._travelling[other].rewritten += 1
+            self._not_as_in_files(self._travelling[other])
+        return self._travelling[number].writes()
+
+    def _not_as_in_files(self, layer: Layer) -> None:
+        for leaf in layer.leaves:
+            cast("FileModel", self._files).changed(leaf.tensor)
+
     def _changed(self, layer: Layer) -> None:
         """Weights were written to without torch's counting."""
         if layer in self._in_files:
-            for leaf in layer.leaves:
-                cast("FileModel", self._files).changed(leaf.tensor)
+            self._not_as_in_files(layer)
         cast("Slots", self._slots).forget(layer.number)
 
     def _move_rest(self, travels: set[int]) -> None:
@@ -358,6 +396,7 @@ class Streaming(AppliedRemedy):
         with self._turn():
             number = layer.number
             with own_operators(), slots.lock:
+                refuse_lost(layer)
                 self._adopt(layer)
                 slot = slots.use(number) if wanted is None else slots.use_parts(number, wanted)
                 slot.pins += 1
@@ -502,6 +541,16 @@ def _ran(model: torch.nn.Module, slots: Slots) -> Callable[..., None]:
             )
 
     return ran
+
+
+def _begins(model: torch.nn.Module, slots: Slots, layers: set[int]) -> Callable[..., None]:
+    """A forward pre-hook: between two passes anybody may have written to weights, and it may not show."""
+
+    def begins(module: torch.nn.Module, *_: Any) -> None:
+        if module is model:
+            slots.forget_all(layers)
+
+    return begins
 
 
 def _device(model: torch.nn.Module, given: Device | torch.device | str | None) -> Device:
