@@ -182,3 +182,26 @@ def test_a_checkpoint_that_copies_is_no_logging_and_is_told_in_one_sentence(tmp_
         "copies included."
     )
     assert found.remedies == ("async-checkpoint",)
+
+
+def test_a_checkpoint_gains_its_copies_once(tmp_path: Path) -> None:
+    """It holds the CPU for 20 ms, 5 of which it copies; that is all, and none of it is hidden."""
+    saves = Work(saves=20, copies=5, direction="device to host")
+    (found, *_) = lostflops.why(made(tmp_path, Job(transfer=0).run([[saves]] * 3))).findings
+    assert (found.size, found.ns_per_step) == (20_000 * US, 20_000 * US)
+    assert not any("hidden today" in fact for fact in found.evidence)
+
+
+@pytest.mark.parametrize(("waits", "remedies"), [(False, ()), (True, ("pinned-copies",))])
+def test_what_is_pinned_is_not_to_be_pinned(tmp_path: Path, waits: bool, remedies: tuple[str, ...]) -> None:
+    """A batch of 10 ms from pinned memory: `.to(device)` waits for it where it is not told to go on."""
+    tables = Job(transfer=0).run([[Work(copies=10)]] * 3)
+    wait = {"name": "cudaStreamSynchronize", "thread": THREAD}
+    tables["launches"] = [
+        {"rank": 0, "start": copy["start"] + 4 * US, "end": copy["end"] + US, **wait} if waits
+        else {"rank": 0, "start": copy["end"] + 9 * US, "end": copy["end"] + 9000 * US, **wait}
+        for copy in tables["copies"]
+    ]  # fmt: skip
+    (found, *_) = lostflops.why(made(tmp_path, tables)).findings
+    assert (found.name, found.remedies) == ("copies-exposed", remedies)
+    assert ("They are pinned" in found.next) is not waits
