@@ -205,3 +205,32 @@ def test_what_is_pinned_is_not_to_be_pinned(tmp_path: Path, waits: bool, remedie
     (found, *_) = lostflops.why(made(tmp_path, tables)).findings
     assert (found.name, found.remedies) == ("copies-exposed", remedies)
     assert ("They are pinned" in found.next) is not waits
+
+
+@pytest.mark.parametrize("waits", ["call", "operator"])
+def test_a_copy_that_returns_when_it_is_there_is_a_wait(tmp_path: Path, waits: str) -> None:
+    """`.item()` waits in `cudaMemcpyAsync`, or nothing says in which call; 150 µs of Python follow."""
+    tables: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("kernels", "copies", "launches", "operators", "steps")
+    }
+    for at in range(0, 12 * 600 * US, 600 * US):
+        launch = {"launch_start": at, "launch_end": at + 6 * US, "thread": THREAD, "stream": 7}
+        ran = {"start": at + 10 * US, "end": at + 410 * US}
+        tables["kernels"].append({**ran, "family": "gemm", **launch})
+        back = at + (414 if waits == "call" else 13) * US
+        call = {"launch_start": at + 8 * US, "launch_end": back, "thread": THREAD, "stream": 7}
+        tables["copies"].append(
+            {"start": at + 411 * US, "end": at + 413 * US, "bytes": 4, "direction": "device to host"} | call
+        )
+        tables["launches"].append(
+            {"start": at + 8 * US, "end": back, "thread": THREAD, "name": "cudaMemcpyAsync"}
+        )
+        if waits == "operator":
+            item = {"start": at + 7 * US, "end": at + 420 * US, "thread": THREAD}
+            tables["operators"].append({"name": "aten::item", **item})
+    tables["steps"] = [{"step": n, "start": 3600 * US * n, "end": 3600 * US * (n + 1)} for n in range(2)]
+    tables["ranks"] = [{"rank": 0, "end": 7200 * US, "device_kind": "gpu", "main_thread": THREAD}]
+    page = lostflops.why(made(tmp_path, tables))
+    assert page.verdict.startswith("Synchronisation-bound")
+    assert page.findings[0].name == "host-waits-for-device"
+    assert page.findings[0].size > 6 * 170 * US

@@ -1002,3 +1002,12 @@ def test_steps_go_on_where_calls_are_no_longer_recorded() -> None:
     # One more without a launch, behind all calls, is of the step before it.
     few = device(*rows[:40], (401, 409, None, None))
     assert few.launch.tolist()[-1] == rows[39][2]
+
+
+@pytest.mark.parametrize(("steps", "main"), [(3, 7), (2, 9)])
+def test_what_alone_computes_longer_than_all_else_in_several_steps_makes_no_main_stream(
+    steps: int, main: int
+) -> None:
+    rows = {"start": [0, 10, 20, 5], "end": [9, 19, 29, 34], "stream": [7, 7, 7, 9], "device": [0] * 4}
+    done = on_device.work(pl.DataFrame(rows), None, steps)
+    assert done.start[done.is_main].tolist() == ([0, 10, 20] if main == 7 else [5])

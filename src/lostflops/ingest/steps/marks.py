@@ -75,7 +75,7 @@ def find_steps(
         if found is not None:
             steps = _inside(found, start, end)
             if steps.height:
-                done = on_device.work(kernels, copies)
+                done = on_device.work(kernels, copies, steps.height)
                 marked = _finished(steps, on_host, done, operators, start, end)
                 # Marks outside of which all work was launched mark no steps.
                 if not (done.is_attributed and len(done.start) and not _hold_work(marked)):

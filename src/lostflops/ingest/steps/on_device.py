@@ -39,6 +39,7 @@ LONG = 1_000_000  # ns
 IDLE = 100_000  # ns
 # So much work without a launch after all calls, and this share of all, says that calls are missing there.
 MANY_UNTOLD, MUCH_UNTOLD = 16, 0.05
+SEVERAL = 3  # steps, from which on one row that computes longer than all others is none of theirs
 MOST_COMPARED = 16  # steps with the first
 FEWEST_LAUNCHED = 0.5  # of the device's rows: with fewer launches, boundaries stay where the host marked them
 # From this share of a step on, the device was behind when the recording began.
@@ -73,8 +74,8 @@ class DeviceWork:
         return len(told) > 0 and float(told.mean()) >= FEWEST_LAUNCHED
 
 
-def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> DeviceWork:
-    """The device's rows of one rank. Columns that a table lacks are taken to say nothing."""
+def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None, steps: int = 1) -> DeviceWork:
+    """The device's rows of one rank, in so many steps. Columns that a table lacks say nothing."""
     if copies is not None and {"direction", "launch_start"} <= set(copies.columns):
         copies = copies.filter(~moves_by_itself())  # no step's, and not for lack of a launch
     rows = pl.concat(
@@ -86,9 +87,16 @@ def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> DeviceWor
     ).filter(pl.col("end") > pl.col("start"))
     length = pl.col("end") - pl.col("start")
     # Of several streams that compute equally long, the first in order, wherever its rows stand.
+    # What alone computes longer than all else in several steps is no step's work.
+    of_no_step = (2 * pl.col("longest") > pl.col("computing").sum()) & (steps >= SEVERAL)
     ranked = (
         rows.group_by("device", "stream")
-        .agg(length.filter("computes").sum().alias("computing"), length.sum().alias("busy"))
+        .agg(
+            length.filter("computes").sum().alias("computing"),
+            length.sum().alias("busy"),
+            length.filter("computes").max().fill_null(0).alias("longest"),
+        )
+        .with_columns(computing=pl.col("computing") - pl.when(of_no_step).then("longest").otherwise(0))
         .sort("computing", "busy", "device", "stream", descending=[True, True, False, False], nulls_last=True)
     )
     main = pl.lit(False)
