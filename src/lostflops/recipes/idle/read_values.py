@@ -52,7 +52,8 @@ def awaits_batches(trace: Trace, counted: pl.DataFrame) -> bool:
     mine = in_host_steps(there, host_steps(steps, counted.lazy())).collect()
     if mine["at"].null_count():
         return True
-    waits = launches.filter(pl.col("name").cast(pl.String).str.contains(WAITS))
+    name = pl.col("name").cast(pl.String)  # a wait for the whole device is no copy's
+    waits = launches.filter(name.str.contains(WAITS), ~name.str.contains("DeviceSync|CtxSync"))
     followed = mine.sort("at").join_asof(
         waits.select(*of, at="start", until="end").sort("at").collect(),
         on="at", by=of, strategy="forward", tolerance=AT_ONCE, check_sortedness=False,
