@@ -37,6 +37,10 @@ PINNED_ALREADY = (
     "They are pinned, and nothing waits for their calls: copy ahead on a second stream, beside the step "
     "before, move fewer bytes (a narrower dtype), or keep on the device what is copied again in every step."
 )
+NOTHING_BESIDE = (
+    "No kernels are here to hide them: move fewer bytes (a narrower dtype), or keep on the device what is "
+    "copied again in every step."
+)
 BESIDE_FROM = 0.05  # of a step, in which the GPU only copies what nothing waits for
 # Idle time after work was launched: what it waits for, and a call that blocks with it, is no copy's doing.
 NOT_OWN = ("idle.unrecorded", "idle.dependency")
@@ -182,9 +186,15 @@ def _without_idle(finding: Finding, cost: int) -> Finding:
 
 
 def _pinned_already(page: PageFindings) -> None:
-    """Leave the advice to pin away where batches are pinned and the CPU does not wait for them."""
+    """Leave the advice to pin away where batches are pinned and the CPU does not wait for them, and that to
+    copy beside kernels where there are none."""
     table = page.given.table("copy_summary_by_time")
-    for finding in [f for f in page.all() if f.name == "copies-exposed" and f.remedies is None]:
+    for finding in [f for f in page.all() if f.name == "copies-exposed"]:
+        if not page.given.accounts.get("compute"):
+            page.replace(finding, replace(finding, next=NOTHING_BESIDE, remedies=()))
+            continue
+        if finding.remedies is not None:
+            continue
         if table is None or page.given.awaits_batches or costliest(table) != "host to device":
             continue
         there = table.filter(pl.col("direction") == "host to device", pl.col("copies_in_steps") > 0)

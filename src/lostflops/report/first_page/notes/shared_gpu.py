@@ -17,8 +17,8 @@ def shared(quality: Sequence[Quality], ranks: int) -> Iterator[str]:
             yield f"Another process works on {whose}: {fact.text}."
     if any(fact.name == GPU_MAY_BE_SHARED for fact in quality):
         yield (
-            "Several processes call their GPU by the same number, and nothing says whether they have one each: "
-            "if they share it, it may work for another where it is called idle."
+            "Several processes call their GPU by the same number, and nothing says whether they have one "
+            "each: if they share it, it may work for another where it is called idle."
         )
 
 
