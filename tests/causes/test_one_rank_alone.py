@@ -204,7 +204,7 @@ def test_what_is_pinned_is_not_to_be_pinned(tmp_path: Path, waits: bool, remedie
     ]  # fmt: skip
     (found, *_) = lostflops.why(made(tmp_path, tables)).findings
     assert (found.name, found.remedies) == ("copies-exposed", remedies)
-    assert ("They are pinned" in found.next) is not waits
+    assert ("Those to the GPU are pinned" in found.next) is not waits
 
 
 @pytest.mark.parametrize("waits", ["call", "operator"])

@@ -34,8 +34,9 @@ LOOK_AT_CPU = (
     "Faster copies do not help."
 )
 PINNED_ALREADY = (
-    "They are pinned, and nothing waits for their calls: copy ahead on a second stream, beside the step "
-    "before, move fewer bytes (a narrower dtype), or keep on the device what is copied again in every step."
+    "Those to the GPU are pinned, and nothing waits for their calls: copy ahead on a second stream, beside "
+    "the step before, move fewer bytes (a narrower dtype), or keep on the device what is copied again in "
+    "every step."
 )
 NOTHING_BESIDE = (
     "No kernels are here to hide them: move fewer bytes (a narrower dtype), or keep on the device what is "
