@@ -11,6 +11,7 @@ import pytest
 
 from by_hand import DATA, EVEN, LAUNCHES, MS, PYTHON, SAVING, UNEXPLAINED, WAITS, Rows, finding, given, page
 from lostflops.causes.between_steps.collected import collects_elsewhere
+from lostflops.causes.declared import NO_EDIT
 from lostflops.causes.given import NAMES, Given
 from lostflops.causes.host import waits_per_step
 from lostflops.causes.idle.first_runs import COMPILING
@@ -268,3 +269,18 @@ def test_garbage_that_is_collected_outside_of_the_recorded_steps_is_told(
     pause = finding("pause-left-out", "", 9, "Every 6th step is longer (collecting garbage).")
     pause = replace(pause, recipe="step_log_pauses")
     assert page(pause, join=collects_elsewhere, tables=tables) == [pause]
+
+
+def test_where_every_step_compiles_nothing_bounds_that() -> None:
+    """Of 780 ms, 740 at it or what it calls, a step without took 3: first runs are longer as well."""
+    ledger: Rows = [
+        (0, step, account, ms) for step in range(3) for account, ms in (("compute", 49), (COMPILING, 731))
+    ]
+    fact = "upper limit: the CPU spends 740 ms per step on this, with the operators that it calls"
+    one = finding("compilation-inside-step", COMPILING, 740, "Nothing computes for 731 ms per step.",
+                  cost_per_step=731 * MS, evidence=(fact,))  # fmt: skip
+    (told,) = page(one, ledger=ledger, on_host=True)
+    assert (told.gain, told.size, told.evidence, told.edit) == ("unknown", 731 * MS, (), NO_EDIT)
+    assert told.doubt.startswith("Every recorded step compiles")
+    (on_gpu,) = page(one, ledger=ledger)
+    assert on_gpu.gain == "at most"

@@ -182,3 +182,55 @@ def test_a_checkpoint_that_copies_is_no_logging_and_is_told_in_one_sentence(tmp_
         "copies included."
     )
     assert found.remedies == ("async-checkpoint",)
+
+
+def test_a_checkpoint_gains_its_copies_once(tmp_path: Path) -> None:
+    """It holds the CPU for 20 ms, 5 of which it copies; that is all, and none of it is hidden."""
+    saves = Work(saves=20, copies=5, direction="device to host")
+    (found, *_) = lostflops.why(made(tmp_path, Job(transfer=0).run([[saves]] * 3))).findings
+    assert (found.size, found.ns_per_step) == (20_000 * US, 20_000 * US)
+    assert not any("hidden today" in fact for fact in found.evidence)
+
+
+@pytest.mark.parametrize(("waits", "remedies"), [(False, ()), (True, ("pinned-copies",))])
+def test_what_is_pinned_is_not_to_be_pinned(tmp_path: Path, waits: bool, remedies: tuple[str, ...]) -> None:
+    """A batch of 10 ms from pinned memory: `.to(device)` waits for it where it is not told to go on."""
+    tables = Job(transfer=0).run([[Work(copies=10)]] * 3)
+    wait = {"name": "cudaStreamSynchronize", "thread": THREAD}
+    tables["launches"] = [
+        {"rank": 0, "start": copy["start"] + 4 * US, "end": copy["end"] + US, **wait} if waits
+        else {"rank": 0, "start": copy["end"] + 9 * US, "end": copy["end"] + 9000 * US, **wait}
+        for copy in tables["copies"]
+    ]  # fmt: skip
+    (found, *_) = lostflops.why(made(tmp_path, tables)).findings
+    assert (found.name, found.remedies) == ("copies-exposed", remedies)
+    assert ("Those to the GPU are pinned" in found.next) is not waits
+
+
+@pytest.mark.parametrize("waits", ["call", "operator"])
+def test_a_copy_that_returns_when_it_is_there_is_a_wait(tmp_path: Path, waits: str) -> None:
+    """`.item()` waits in `cudaMemcpyAsync`, or nothing says in which call; 150 µs of Python follow."""
+    tables: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("kernels", "copies", "launches", "operators", "steps")
+    }
+    for at in range(0, 12 * 600 * US, 600 * US):
+        launch = {"launch_start": at, "launch_end": at + 6 * US, "thread": THREAD, "stream": 7}
+        ran = {"start": at + 10 * US, "end": at + 410 * US}
+        tables["kernels"].append({**ran, "family": "gemm", **launch})
+        back = at + (414 if waits == "call" else 13) * US
+        call = {"launch_start": at + 8 * US, "launch_end": back, "thread": THREAD, "stream": 7}
+        tables["copies"].append(
+            {"start": at + 411 * US, "end": at + 413 * US, "bytes": 4, "direction": "device to host"} | call
+        )
+        tables["launches"].append(
+            {"start": at + 8 * US, "end": back, "thread": THREAD, "name": "cudaMemcpyAsync"}
+        )
+        if waits == "operator":
+            item = {"start": at + 7 * US, "end": at + 420 * US, "thread": THREAD}
+            tables["operators"].append({"name": "aten::item", **item})
+    tables["steps"] = [{"step": n, "start": 3600 * US * n, "end": 3600 * US * (n + 1)} for n in range(2)]
+    tables["ranks"] = [{"rank": 0, "end": 7200 * US, "device_kind": "gpu", "main_thread": THREAD}]
+    page = lostflops.why(made(tmp_path, tables))
+    assert page.verdict.startswith("Synchronisation-bound")
+    assert page.findings[0].name == "host-waits-for-device"
+    assert page.findings[0].size > 6 * 170 * US

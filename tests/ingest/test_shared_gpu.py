@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,15 @@ def test_who_may_be_a_rank_stays_one(tmp_path: Path, of: dict[str, Any], ranks: 
     parts = nsys.read(export(tmp_path / "job.sqlite", **of), tmp_path / "out")
     assert len(parts) == ranks
     assert sum(fact.name == GPU_SHARED for part in parts for fact in part.quality) == told
+
+
+@pytest.mark.parametrize("facts", [True, False])
+def test_processes_may_share_a_gpu_that_nothing_tells_apart(tmp_path: Path, facts: bool) -> None:
+    """Each process numbers the GPUs that it sees. Without facts about devices, 0 and 0 may be one."""
+    path = export(tmp_path / "job.sqlite", gpus=(0, 1), marked=True)
+    if not facts:
+        with sqlite3.connect(path) as connection:
+            connection.executescript("DROP TABLE TARGET_INFO_GPU; DROP TABLE TARGET_INFO_CUDA_DEVICE")
+    page = lostflops.why(path)
+    assert page.run.ranks == (0, 1)
+    assert any("whether they have one each" in note for note in page.notes) is not facts

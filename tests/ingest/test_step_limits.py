@@ -1002,3 +1002,30 @@ def test_steps_go_on_where_calls_are_no_longer_recorded() -> None:
     # One more without a launch, behind all calls, is of the step before it.
     few = device(*rows[:40], (401, 409, None, None))
     assert few.launch.tolist()[-1] == rows[39][2]
+
+
+@pytest.mark.parametrize(("steps", "main"), [(3, 7), (2, 9)])
+def test_what_alone_computes_longer_than_all_else_in_several_steps_makes_no_main_stream(
+    steps: int, main: int
+) -> None:
+    rows = {"start": [0, 10, 20, 5], "end": [9, 19, 29, 34], "stream": [7, 7, 7, 9], "device": [0] * 4}
+    done = on_device.work(pl.DataFrame(rows), None, steps)
+    assert done.start[done.is_main].tolist() == ([0, 10, 20] if main == 7 else [5])
+
+
+@pytest.mark.parametrize(
+    ("asked", "first", "num_steps", "fills"),
+    [(30, 60, 5, True), (0, 91, 5, False), (30, 60, 3, False), (30, 62, 5, False), (1, 60, 5, False)],
+)
+def test_a_first_step_whose_device_has_no_work_yet_tells_nothing_of_the_others(
+    asked: int, first: int, num_steps: int, fills: bool
+) -> None:
+    """The host takes 40 ns and calls a kernel of 60 after `asked`, the first time one of `first` ns: the wait
+    for the first is paid once, and hidden in all other steps."""
+    host = np.arange(num_steps) * 40
+    length = np.r_[first, np.full(num_steps - 1, 60)]
+    end = asked + 1 + np.cumsum(length)
+    rows = {"start": end - length, "end": end, "launch_start": host + asked, "launch_end": host + asked}
+    done = on_device.work(pl.DataFrame(rows | {"device": 0, "stream": 7}), None, num_steps)
+    steps = pl.DataFrame({"start": host, "end": host + 40, "begins": True})
+    assert on_device.moved(steps, done)["fills"].to_list() == [fills] + [False] * (num_steps - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lostflops.recipes.steps.log_pauses import ordinal, step_log_pauses
+from lostflops.recipes.steps.log_pauses import a_pause_was_not_recorded, ordinal, step_log_pauses
 from lostflops.recipes.steps.pauses import pauses
 from lostflops.testing import on_example
 
@@ -98,3 +98,22 @@ def test_a_checkpoint_in_a_short_log_is_named() -> None:
     ]
     (pause,) = on_example(step_log_pauses, {"step_log": rows}).to_dicts()
     assert (pause["period"], pause["cause"], pause["longer"]) == (5, "checkpoint", 90 * MS)
+
+
+def test_a_pause_costs_the_mean_of_its_times_not_the_median() -> None:
+    """60 ms after every 5th step, and 300 after every 20th: 24 ms per step, of which 12 were told."""
+    rows = [
+        {
+            "step": n,
+            "duration": 40 * MS + (300 if n % 20 == 19 else 60 * (n % 5 == 4)) * MS,
+            "recorded": n == 6,
+        }
+        for n in range(103)
+    ]
+    table = on_example(step_log_pauses, {"step_log": rows})
+    (pause,) = table.to_dicts()
+    assert (pause["period"], pause["longer"], pause["typical"]) == (5, 120 * MS, 60 * MS)
+    (found,) = a_pause_was_not_recorded(table)
+    assert found.claim.startswith(
+        "Every 5th step is 120 ms longer on average (half of the times by at most 60.0 ms): 24.0 ms per step, "
+    )

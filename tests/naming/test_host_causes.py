@@ -272,6 +272,7 @@ def test_a_name_that_proves_a_cause(name: str, row: Row, expected: str) -> None:
         ("warmup_scheduler", "range"),
         ("swarmupdate", "range"),
         ("initialize_batch", "range"),
+        ("prepare_inputs", "range"),  # the Trainer's moves them to the device
         ("dynamo_guard", "operator"),
         ("enqueueCommand waitOnEvent", "launch"),
         ("urEnqueueKernelLaunch", "launch"),

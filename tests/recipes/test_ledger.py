@@ -160,7 +160,10 @@ def jobs(draw: st.DrawFn) -> dict[str, Rows]:
             family = draw(st.sampled_from(["gemm", "norm", "communication"]))
             tables["kernels"].append(launched(span()) | {"family": family})
         for _ in range(draw(st.integers(0, 3))):
-            tables["copies"].append(launched(span()) | {"communication": draw(st.booleans())})
+            way = draw(st.sampled_from(["device to host", "host to device"]))
+            tables["copies"].append(
+                launched(span()) | {"communication": draw(st.booleans()), "direction": way}
+            )
         for _ in range(draw(st.integers(0, 3))):
             row = span()
             tables["collectives"].append(row | {"arrival": row["start"] - draw(st.sampled_from([0, 2]))})
@@ -236,6 +239,18 @@ def dispatching(mine: Callable[..., Rows], thread: int, t: int, long: int) -> bo
     return last + 1 - first < long
 
 
+def reading(copies: Rows) -> list[tuple[int, int, int]]:
+    """The calls (thread, start, end) that copy to the host and return when the copy has ended."""
+    return [
+        (row["thread"], row["launch_start"], row["launch_end"])
+        for row in copies
+        if row["direction"] == "device to host"
+        and None not in (row.get("thread"), row.get("launch_start"), row.get("launch_end"))
+        and row["launch_start"] < row["start"]
+        and row["launch_end"] >= row["end"]
+    ]
+
+
 def idle_at(
     tables: Tables, gap: tuple[int, int, int], began: int, t: int, long: int, refills: bool = True
 ) -> str:
@@ -273,6 +288,9 @@ def idle_at(
     if capturing([row for row in mine("launches") if row["thread"] == thread], t):
         return "idle.graph_capture"
     said = {CAUSES[row["name"]] for _, row in there}
+    reads = reading(mine("copies"))
+    if any(reader == thread and start <= t < end for reader, start, end in reads):
+        said.add("idle.host_synchronisation")
     if cpu:  # there is no device that it could wait for
         said.discard("idle.host_synchronisation")
     for cause in accounting.HOST_CAUSES:
@@ -289,19 +307,19 @@ def idle_at(
     elif kinds:
         answer = "idle.other_host_work"
     feeding = {row.get("thread") for row in work} - {None}
-    drained = any(
-        row["name"] == "cudaStreamSynchronize"
-        and row["thread"] in feeding
-        and row["start"] < row["end"]
-        and row["start"] <= began <= row["end"]
-        for row in mine("launches")
-    )
-    # The calls in which any launching thread waits are one wait where they touch; it costs what it took.
+    # What any launching thread waits in is one wait where it touches; it costs what it took.
     waiting = sorted(
-        (row["start"], row["end"])
-        for row in mine("launches")
-        if row["name"] == "cudaStreamSynchronize" and row["thread"] in feeding and row["start"] < row["end"]
+        [(start, end) for _, start, end in reads if start < end]
+        + [
+            (row["start"], row["end"])
+            for row in mine("launches", "operators")
+            if CAUSES[row["name"]] == "idle.host_synchronisation"
+            and not cpu
+            and row["thread"] in feeding
+            and row["start"] < row["end"]
+        ]
     )
+    drained = any(start <= began <= end for start, end in waiting)
     called, returned = began, began
     for start, end in [*waiting, *reversed(waiting)] * len(waiting):
         if start <= returned and end >= called:

@@ -26,10 +26,21 @@ HALF = 0.5
 AROUND = re.compile(r"^aten::(?:to|_to_copy|copy_)(?: in |$)")
 CHECKPOINT, BOTH_HOLD = "idle.checkpoint_logging", "Checkpoints and logging hold"
 OF_IDLE_ALONE = re.compile(r"of all step time, over")
+HIDDEN_TODAY = "part of it hidden today"
+ALL_TOLD = 1.005  # times what a finding costs: a bound up to there has nothing hidden to tell of
 WORTH_SAYING = 0.01
 LOOK_AT_CPU = (
     "Look at what the CPU does before it launches what comes next: a loader, logging, a value that is read. "
     "Faster copies do not help."
+)
+PINNED_ALREADY = (
+    "Those to the GPU are pinned, and nothing waits for their calls: copy ahead on a second stream, beside "
+    "the step before, move fewer bytes (a narrower dtype), or keep on the device what is copied again in "
+    "every step."
+)
+NOTHING_BESIDE = (
+    "No kernels are here to hide them: move fewer bytes (a narrower dtype), or keep on the device what is "
+    "copied again in every step."
 )
 BESIDE_FROM = 0.05  # of a step, in which the GPU only copies what nothing waits for
 # Idle time after work was launched: what it waits for, and a call that blocks with it, is no copy's doing.
@@ -51,6 +62,7 @@ def join_copies(page: PageFindings) -> None:
         largest = max(found, key=lambda f: f.size)
         cause = page.absorb(cause, [f for f in found if f is not cause], largest.size - cause.size)
     _calls(page, cause)
+    _pinned_already(page)
     for finding in [f for f in page.all() if f.name in COPIES]:  # what was joined is in the sentence too
         claim = PER_STEP.sub(page.share(finding.size), finding.claim, count=1)
         page.replace(finding, replace(finding, claim=claim))
@@ -62,8 +74,9 @@ def _in_checkpoints(page: PageFindings) -> None:
     copied = given.in_checkpoints // max(1, given.num_steps)
     exposed = given.accounts.get("copy", 0)
     saving = page.about(CHECKPOINT)
-    if saving is not None and copied:  # its copies go with it, from whichever stream they keep busy
-        page.replace(saving, replace(saving, ns_per_step=saving.ns_per_step + copied))
+    behind = given.behind_checkpoints // max(1, given.num_steps)
+    if saving is not None and behind:  # its copies go with it: the bound holds what the CPU is at alone
+        page.replace(saving, replace(saving, ns_per_step=saving.ns_per_step + behind))
         saving = page.about(CHECKPOINT)
     if copied < HALF * exposed or not exposed:
         return
@@ -84,16 +97,23 @@ def _in_checkpoints(page: PageFindings) -> None:
         page.put(saving)
     what = "Checkpoints hold" if SAVES in saving.claim and SAVES_OR_LOGS not in saving.claim else BOTH_HOLD
     joined = page.absorb(saving, (replace(m, claim="") for m in members), copied)
+    most = max(joined.ns_per_step, joined.size)
+    # What the CPU spends beyond the idle time it may spend in these copies: then none of it is hidden.
+    all_told = most <= ALL_TOLD * joined.size
     page.replace(
         joined,
         replace(
             joined,
             claim=f"{what} the job up for {page.share(joined.size)}, copies included.",
             evidence=(
-                *(fact for fact in joined.evidence if not OF_IDLE_ALONE.search(fact)),
+                *(
+                    fact
+                    for fact in joined.evidence
+                    if not OF_IDLE_ALONE.search(fact) and not (all_told and HIDDEN_TODAY in fact)
+                ),
                 f"{percent(copied, exposed)} of the exposed copying happens inside checkpoints",
             ),
-            ns_per_step=max(joined.ns_per_step, joined.size),
+            ns_per_step=most,
             accounts=(*joined.accounts, "copy"),
         ),
     )
@@ -164,6 +184,23 @@ def _without_idle(finding: Finding, cost: int) -> Finding:
     """The finding at a cost that holds no idle time in calls, of which its evidence told."""
     facts = (fact.partition(IDLES_TOO)[0] for fact in finding.evidence)
     return replace(finding, cost_per_step=cost, evidence=tuple(facts))
+
+
+def _pinned_already(page: PageFindings) -> None:
+    """Leave the advice to pin away where batches are pinned and the CPU does not wait for them, and that to
+    copy beside kernels where there are none."""
+    table = page.given.table("copy_summary_by_time")
+    for finding in [f for f in page.all() if f.name == "copies-exposed"]:
+        if not page.given.accounts.get("compute"):
+            page.replace(finding, replace(finding, next=NOTHING_BESIDE, remedies=()))
+            continue
+        if finding.remedies is not None:
+            continue
+        if table is None or page.given.awaits_batches or costliest(table) != "host to device":
+            continue
+        there = table.filter(pl.col("direction") == "host to device", pl.col("copies_in_steps") > 0)
+        if (there["host_memory"].cast(pl.String) == "pinned").all():
+            page.replace(finding, replace(finding, next=PINNED_ALREADY, remedies=()))
 
 
 def _calls(page: PageFindings, cause: Finding) -> None:

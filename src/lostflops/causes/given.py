@@ -100,6 +100,7 @@ class Given:
     flops: Mapping[int, float] = field(default_factory=dict[int, float])
     beyond_least: Mapping[int, float] = field(default_factory=dict[int, float])  # as `asked_flops` tells it
     in_checkpoints: int = 0
+    behind_checkpoints: int = 0  # how much of that goes on while the CPU is at no checkpoint, ns
     outlasted: int = 0  # exposed copying of checkpoints for which nothing waits, ns
     in_long_pauses: int = 0
     launches_beside: int = 0  # slow launching while two threads are at it, ns
@@ -131,6 +132,7 @@ class Given:
     after_passes: int = 0  # waits in all steps, each after a pass of the model without gradients
     # Whether what the CPU waits for are values that it reads, and not copies to the GPU.
     reads_values: bool = True
+    awaits_batches: bool = True  # whether the CPU waits for copies to the GPU, or may
     surely_waited: int = 0
     # What stages gain per step without slow links, by a replay, ns; 0 where none knows.
     over_slow_links: int = 0

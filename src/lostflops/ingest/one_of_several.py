@@ -12,7 +12,7 @@ import polars as pl
 from lostflops import intervals
 from lostflops.ingest.part import Part
 from lostflops.intervals.order import Int
-from lostflops.store.trace import GPU_SHARED, Quality
+from lostflops.store.trace import GPU_MAY_BE_SHARED, GPU_SHARED, Quality
 from lostflops.units import milliseconds
 
 ON_DEVICE = ("kernels", "copies", "collectives")
@@ -73,6 +73,7 @@ class OnGpu:
     talks: bool  # to other ranks
     work: pl.DataFrame  # start and end of all it ran
     steps: pl.DataFrame | None
+    called: int | None = None  # what the process calls its GPU, where nothing says which one that is
 
     @property
     def is_rank(self) -> bool:
@@ -94,11 +95,20 @@ def ranks(found: Sequence[OnGpu]) -> Iterator[Part]:
         if not one.is_rank and any(other.is_rank for other in others):
             continue
         if others:
-            one.part.quality = [*one.part.quality, _told(one, others)]
+            one.part.quality = [*one.part.quality, _told(one, others, GPU_SHARED)]
+        elif maybe := [other for other in found if _may_share(one, other)]:
+            one.part.quality = [*one.part.quality, _told(one, maybe, GPU_MAY_BE_SHARED)]
         yield one.part
 
 
-def _told(one: OnGpu, others: Sequence[OnGpu]) -> Quality:
+def _may_share(one: OnGpu, other: OnGpu) -> bool:
+    """Whether two processes call their GPUs alike, which each numbers for itself. Ranks that talk to each
+    other have one each."""
+    alike = one.called is not None and one.called == other.called
+    return other is not one and alike and not (one.talks and other.talks)
+
+
+def _told(one: OnGpu, others: Sequence[OnGpu], name: str) -> Quality:
     """For how long of the steps the others run while this one does not."""
     theirs = pl.concat([other.work for other in others])
     steps = one.work if one.steps is None or one.steps.is_empty() else one.steps
@@ -111,4 +121,4 @@ def _told(one: OnGpu, others: Sequence[OnGpu]) -> Quality:
         f"its work runs for {milliseconds(all_of_it)} of the steps, {milliseconds(idle)} of them while this "
         "rank's GPU is called idle; where both run, each may take longer"
     )
-    return Quality(None, GPU_SHARED, theirs.height, text, "warning")
+    return Quality(None, name, theirs.height, text, "warning")

@@ -33,13 +33,14 @@ import polars as pl
 
 from lostflops import accounts, intervals
 from lostflops.intervals import NEVER, Int, by_name, filled
-from lostflops.naming.classification import moves_by_itself, operator_facts
+from lostflops.naming.classification import operator_facts
 from lostflops.naming.host_causes import CAPTURE as CAPTURE_CALL
 from lostflops.naming.host_causes import Row, captures, cause_of, causes_of
 from lostflops.naming.step_marks import says_nothing
 from lostflops.recipes.backward_threads import NODE, lanes, with_doers
 from lostflops.recipes.dispatching import dispatching
 from lostflops.recipes.first_calls import FIRST_CALL, first_calls
+from lostflops.recipes.launched_work import blocking_reads, launched_work
 from lostflops.recipes.lost_kernels import lost, lost_between
 from lostflops.recipes.stretch_names import named
 from lostflops.store.trace import ONE_PER_DEVICE
@@ -137,11 +138,12 @@ def idle_by_cause(
     lasting = np.flatnonzero(end > start)
     order = lasting[intervals.sorted_by(rank[lasting], start[lasting])]
     rank, start, end = rank[order], start[order], end[order]
-    work = _work(kernels, copies)
+    work = launched_work(kernels, copies)
     done = None if work is None else work.collect()
     ended = _ended_by(rank, end, ranks, done)
     began = _beginnings(rank, start, end)
-    refilled = _refilled(rank, began, launches, done)
+    at_causes = spans.collect()
+    refilled = _refilled(rank, began, _waits_for_devices(at_causes, ranks), done)
     # Until the call that launches has returned the host is late; after it the work is.
     returned = np.maximum(ended.launch_start, ended.launch_end)
     launched, orphaned = np.flatnonzero(returned > NEVER), np.flatnonzero(ended.orphan)
@@ -163,7 +165,7 @@ def idle_by_cause(
         "gap": sought,
     }
     doers = with_doers(pl.DataFrame(asked), engines, launches, operators, ranges, frames)
-    charged = _charged(doers, spans.collect(), refilled, may_run)
+    charged = _charged(doers, at_causes, refilled, may_run)
     gap, start, end, account = (
         np.concatenate(parts)
         for parts in (
@@ -352,11 +354,11 @@ def host_by_cause(
     that applies.
     """
     threads = [ranks.select("rank", thread="main_thread").collect()]
-    if (work := _work(kernels, copies)) is not None:
+    if (work := launched_work(kernels, copies)) is not None:
         threads.append(work.select("rank", "thread").collect())
     near = _lanes(*threads, *(engines.select("rank", thread=role) for role in ("caller", "engine")))
     tables: dict[Row, Frame] = {"range": ranges, "operator": operators, "frame": frames, "launch": launches}
-    *claims, layer = _host_claims(steps, ranks, tables, os_calls, near, engines)
+    *claims, layer = _host_claims(steps, ranks, tables, os_calls, near, engines, blocking_reads(copies))
     rank, thread, start, end = claims
     first, reach = intervals.united((rank, thread, layer), start, end)
     rank, thread, start, layer = (column[first] for column in (rank, thread, start, layer))
@@ -480,21 +482,24 @@ def _found(place: Int, groups: Int, group: Int) -> tuple[Int, npt.NDArray[np.boo
     return inside, (inside == place) & (groups[inside] == group)
 
 
-def _refilled(rank: Int, began: Int, launches: Frame, work: pl.DataFrame | None) -> Int:
+def _waits_for_devices(spans: pl.DataFrame, ranks: pl.LazyFrame) -> pl.DataFrame:
+    """When threads are in calls or operators that wait for a device."""
+    hosts = ranks.filter(HOST_ONLY).select("rank").collect()
+    waits = spans.filter(pl.col("account") == SYNCHRONISED).select(TIMES)
+    return waits.join(hosts, on="rank", how="anti") if hosts.height else waits
+
+
+def _refilled(rank: Int, began: Int, waits: pl.DataFrame, work: pl.DataFrame | None) -> Int:
     """Until when the host may refill the queue at the expense of having waited, for each gap.
 
-    That is the case where a thread that launches was inside a call that waits for the device when the gap
-    began. Without the call the host would have been there sooner by as long as the call took, so no more of
-    the gap is due to it than that. `NEVER` where no call waited.
+    That is the case where a thread that launches was in a wait for the device when the gap began. Without it
+    the host would have been there sooner by as long as it took, so no more of the gap is due to it than that.
+    `NEVER` where nothing waited.
     """
     never = np.full(len(rank), NEVER)
-    if launches is None or work is None:
+    if work is None:
         return never
-    calls = launches.select(*TIMES, "name").collect()
-    names, named = by_name(calls["name"])
-    waits = np.array([cause == "host_synchronisation" for cause in causes_of(names, "launch")], np.bool_)
-    calls = calls.select(TIMES).filter(waits[named])
-    calls = _of_lanes(calls, _lanes(work.select("rank", "thread")))
+    calls = _of_lanes(waits, _lanes(work.select("rank", "thread")))
     of, called, returned = (calls[c].to_numpy() for c in ("rank", "start", "end"))
     first, returned = intervals.united((of,), called, returned)
     of, called = of[first], called[first]
@@ -505,17 +510,6 @@ def _refilled(rank: Int, began: Int, launches: Frame, work: pl.DataFrame | None)
     return np.where(there & (returned[call] >= began), began + returned[call] - called[call], NEVER)
 
 
-def _work(kernels: Frame, copies: Frame) -> Frame:
-    """What ran on the devices for any time, and who launched it; pages of memory that move by themselves
-    nobody did."""
-    columns = ("rank", "start", "launch_start", "launch_end", "thread")
-    holding = pl.col("end") > pl.col("start")
-    if copies is not None:
-        copies = copies.filter(~moves_by_itself())
-    work = [table.filter(holding).select(columns) for table in (kernels, copies) if table is not None]
-    return pl.concat(work) if work else None
-
-
 def _host_claims(
     steps: pl.LazyFrame,
     ranks: pl.LazyFrame,
@@ -523,6 +517,7 @@ def _host_claims(
     os_calls: Frame,
     lanes: tuple[Int, Int],
     engines: pl.DataFrame,
+    reads: pl.DataFrame,
 ) -> tuple[Int, ...]:
     """What these host threads did: rank, thread, start, end, and the place of the account in `CLAIMING`; one
     row of the host may be in several.
@@ -580,6 +575,7 @@ def _host_claims(
         else:
             marks = np.array([says_nothing(name) for name in names], np.bool_)[named]
             claim(OTHER_HOST, [column[~marks] for column in times])
+    claim_rows(SYNCHRONISED, _of_lanes(reads, lanes))
     if os_calls is not None:  # a call of the system proves no cause: why it is made, other rows tell
         claim_rows(OTHER_HOST, _of_lanes(os_calls.select(*TIMES).collect(), lanes))
     nothing = (np.zeros(0, np.int64),) * (len(TIMES) + 1)

@@ -70,6 +70,7 @@ GPU_WORK_LOST = "GPU work not recorded"
 DEVICE_UNKNOWN = "device work not understood"
 WINDOW_LOST = "steps not recorded in full"
 GPU_SHARED = "another process works on the GPU"
+GPU_MAY_BE_SHARED = "another process may work on the GPU"
 IMPOSSIBLE = tuple(f"{rows} with a negative duration" for rows in ("kernels", "copies", "GPU rows"))
 NO_TIME = "kernels without a duration"
 NO_LINK = "files that may be of several jobs"

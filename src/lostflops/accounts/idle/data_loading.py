@@ -86,8 +86,9 @@ DATA_LOADING = Account(
             "data",
             also=r"(?i)^(?:(?:train|training)[ _.:/-]*)?(?:data|inputs?)"
             r"(?:[ _.:/-]*(?:wait|time|fetch\w*|load\w*|iter|next|prep\w*|pipeline))?$"
-            r"|^(?:load|fetch|next|get|prepare|read"
-            r"|wait for)[ _.:/-]*(?:the )?(?:next )?(?:data|batch|inputs?)$",
+            # `prepare_inputs` of the Trainer moves what was loaded to the device.
+            r"|^(?:(?:load|fetch|next|get|read|wait for)[ _.:/-]*(?:the )?(?:next )?(?:data|batch|inputs?)"
+            r"|prepare[ _.:/-]*(?:the )?(?:next )?(?:data|batch))$",
         ),
     ),
 )

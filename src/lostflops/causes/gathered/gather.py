@@ -42,7 +42,7 @@ from lostflops.recipes.host.saving import HELD_UP, saving_rows
 from lostflops.recipes.host_steps import LOOPS, holds_passes, host_steps, in_host_steps, loops_over_steps
 from lostflops.recipes.idle.evaluations import EVALUATIONS
 from lostflops.recipes.idle.made_tensors import MADE
-from lostflops.recipes.idle.read_values import computed_to_be_read, reads_values
+from lostflops.recipes.idle.read_values import awaits_batches, computed_to_be_read, reads_values
 from lostflops.recipes.idle.updates import UPDATES, in_updates
 from lostflops.recipes.layout.micro_batches import alike
 from lostflops.recipes.needless.given_back import GIVEN_BACK
@@ -197,6 +197,9 @@ def gather(
         flops=dict(asked.select("rank", "flops").iter_rows()),
         beyond_least=dict(asked.select("rank", "beyond").iter_rows()),
         in_checkpoints=total("in_checkpoints", _in_checkpoints) if "copy_summary_by_time" in answers else 0,
+        behind_checkpoints=total("behind_checkpoints", _behind_checkpoints)
+        if "copy_summary_by_time" in answers
+        else 0,
         outlasted=total("outlasted", _outlasted) if "copy_summary_by_time" in answers else 0,
         in_long_pauses=total("in_long_pauses", summed(of_some_ranks.LONG_PAUSES)),
         fetches=total("fetches", partial(_fetches, trace))
@@ -213,6 +216,9 @@ def gather(
         else 0,
         after_passes=0 if on_host else total("after_passes", summed(of_some_ranks.READ_AFTER_PASSES)),
         reads_values=on_host or total("reads_values", lambda _, counted: reads_values(trace, counted)) > 0,
+        awaits_batches=on_host
+        or not any(f.name == "copies-exposed" for a in answers.values() for f in a.findings)
+        or total("awaits_batches", lambda _, counted: awaits_batches(trace, counted)) > 0,
         updates=folded("updates", UPDATES, lambda: in_updates(each(of_some_ranks.UPDATED)))
         if not on_host
         else UPDATES.to_frame(),
@@ -388,6 +394,10 @@ def _in_checkpoints(session: Session, counted: pl.DataFrame) -> int:
     return int(saving["exposed"].sum()) - int(saving["outlasted"].sum())
 
 
+def _behind_checkpoints(session: Session, counted: pl.DataFrame) -> int:
+    return int(_copied_in_checkpoints(session, counted)["behind"].sum())
+
+
 def _outlasted(session: Session, counted: pl.DataFrame) -> int:
     return int(_copied_in_checkpoints(session, counted)["outlasted"].sum())
 
@@ -395,7 +405,7 @@ def _outlasted(session: Session, counted: pl.DataFrame) -> int:
 def _copied_in_checkpoints(session: Session, counted: pl.DataFrame) -> pl.DataFrame:
     copies = _table(session, "copies_by_cause")
     if copies is None:
-        return pl.DataFrame(schema={"exposed": pl.Int64, "outlasted": pl.Int64})
+        return pl.DataFrame(schema=dict.fromkeys(("exposed", "outlasted", "behind"), pl.Int64))
     return copies.filter(pl.col("cause") == CHECKPOINT).join(counted, on=["rank", "step"], how="semi")
 
 

@@ -385,7 +385,9 @@ class _Process:
         """The part with what tells whether others share its GPU."""
         mine = self._of_device(device)
         work = pl.concat([mine[name].select("start", "end") for name in ("kernels", "copies")])
-        return OnGpu(part, None if gpu.is_slice else gpu.gpu_id, self.talks, work, self.steps.get(device))
+        known, steps = None if gpu.is_slice else gpu.gpu_id, self.steps.get(device)
+        called = device if gpu.gpu_id is None and not gpu.is_slice else None
+        return OnGpu(part, known, self.talks, work, steps, called)
 
     def _of_device(self, device: int | None) -> dict[str, pl.DataFrame]:
         devices = self.home.devices

@@ -75,7 +75,7 @@ def find_steps(
         if found is not None:
             steps = _inside(found, start, end)
             if steps.height:
-                done = on_device.work(kernels, copies)
+                done = on_device.work(kernels, copies, steps.height)
                 marked = _finished(steps, on_host, done, operators, start, end)
                 # Marks outside of which all work was launched mark no steps.
                 if not (done.is_attributed and len(done.start) and not _hold_work(marked)):
@@ -122,7 +122,11 @@ def _finished(
         # The first of those between optimizers' ends begins with the recording, wherever the step began.
         begins=pl.col("complete") | (pl.int_range(pl.len()) > 0),
     )
-    moved = on_device.moved(marked, done) if on_host else marked.with_columns(behind=pl.lit(False))
+    moved = (
+        on_device.moved(marked, done)
+        if on_host
+        else marked.with_columns(behind=pl.lit(False), fills=pl.lit(False))
+    )
     moved = moved.with_columns(pl.col("end").clip(None, end))
     # A step that the device never came to while it lasted on the host, and in which nothing was launched.
     there = pl.col("end") > pl.col("start")
@@ -134,9 +138,10 @@ def _finished(
     cut = pl.when(~pl.col("begins")).then(pl.lit("recording began in it"))
     reason = cut.when(~pl.col("complete")).then(pl.lit("recording ended in it"))
     reason = reason.when("behind").then(pl.lit("device was behind"))
+    reason = reason.when("fills").then(pl.lit("outlier"))
     moved = moved.with_columns(left_out=reason.otherwise(None).cast(LEFT_OUT))
     seen = done.start if by_device else began
-    return _with_stubs(moved, seen).drop("begins", "behind")
+    return _with_stubs(moved, seen).drop("begins", "behind", "fills")
 
 
 def _never_reached(steps: pl.DataFrame, ran: Flags, operators: pl.DataFrame) -> Flags:

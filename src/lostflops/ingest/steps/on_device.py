@@ -39,10 +39,14 @@ LONG = 1_000_000  # ns
 IDLE = 100_000  # ns
 # So much work without a launch after all calls, and this share of all, says that calls are missing there.
 MANY_UNTOLD, MUCH_UNTOLD = 16, 0.05
+SEVERAL = 3  # steps, from which on one row that computes longer than all others is none of theirs
 MOST_COMPARED = 16  # steps with the first
 FEWEST_LAUNCHED = 0.5  # of the device's rows: with fewer launches, boundaries stay where the host marked them
 # From this share of a step on, the device was behind when the recording began.
 WORTH_TELLING = 0.01
+# A first step in which the host gets ahead by this share of a step more than in at least so many others, for
+# what it does before the device gets its first work, and no longer than that.
+FILLS, FEWEST_OTHERS, WAITED = 0.05, 2, 1.02
 # A last step at whose end nothing begins for twice as long as in any other, and longer by this share of their
 # median length, was cut: the job hung, or the profiler was stopping.
 WAITING_END, TWICE = 0.1, 2
@@ -73,8 +77,8 @@ class DeviceWork:
         return len(told) > 0 and float(told.mean()) >= FEWEST_LAUNCHED
 
 
-def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> DeviceWork:
-    """The device's rows of one rank. Columns that a table lacks are taken to say nothing."""
+def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None, steps: int = 1) -> DeviceWork:
+    """The device's rows of one rank, in so many steps. Columns that a table lacks say nothing."""
     if copies is not None and {"direction", "launch_start"} <= set(copies.columns):
         copies = copies.filter(~moves_by_itself())  # no step's, and not for lack of a launch
     rows = pl.concat(
@@ -86,9 +90,16 @@ def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None) -> DeviceWor
     ).filter(pl.col("end") > pl.col("start"))
     length = pl.col("end") - pl.col("start")
     # Of several streams that compute equally long, the first in order, wherever its rows stand.
+    # What alone computes longer than all else in several steps is no step's work.
+    of_no_step = (2 * pl.col("longest") > pl.col("computing").sum()) & (steps >= SEVERAL)
     ranked = (
         rows.group_by("device", "stream")
-        .agg(length.filter("computes").sum().alias("computing"), length.sum().alias("busy"))
+        .agg(
+            length.filter("computes").sum().alias("computing"),
+            length.sum().alias("busy"),
+            length.filter("computes").max().fill_null(0).alias("longest"),
+        )
+        .with_columns(computing=pl.col("computing") - pl.when(of_no_step).then("longest").otherwise(0))
         .sort("computing", "busy", "device", "stream", descending=[True, True, False, False], nulls_last=True)
     )
     main = pl.lit(False)
@@ -194,15 +205,16 @@ def _first_start(launch: Int, start: Int, at: Int) -> Int:
 
 
 def moved(steps: pl.DataFrame, done: DeviceWork) -> pl.DataFrame:
-    """Steps as the host marked them with the device's boundaries in place of the host's, and `behind`.
+    """Steps as the host marked them with the device's boundaries in place of the host's, and two flags.
 
     `steps` are disjoint, in order, and `begins` says whether the host's beginning of one is known. `behind`
-    says that the device was busy with what was launched before the recording when the host began the first.
+    says that the device was busy with what was launched before the recording when the host began the first,
+    `fills` that it had no work then, as it has in the others.
     """
     host, until = steps["start"].to_numpy(), steps["end"].to_numpy()
     nobody = np.zeros(len(host), dtype=bool)
     if not done.is_attributed or not len(host):
-        return steps.with_columns(behind=pl.Series(nobody))
+        return steps.with_columns(behind=pl.Series(nobody), fills=pl.Series(nobody))
     done = _after_pauses(done, host, until)
     before = _ends(done, host)
     begin = np.maximum(host, before.deciding)
@@ -217,6 +229,7 @@ def moved(steps: pl.DataFrame, done: DeviceWork) -> pl.DataFrame:
     else:
         late, begin[0] = 0, host[0]
     begin = np.maximum.accumulate(begin)
+    fills = _fills(before, host, until, begin)
     after = _ends(done, until)
     # What runs beside the main stream under the next step is hidden there, and would be after the last one.
     hidden = len(host) > 1 and float(np.median((before.beside - before.first)[1:])) > 0
@@ -231,7 +244,25 @@ def moved(steps: pl.DataFrame, done: DeviceWork) -> pl.DataFrame:
         start=pl.Series(begin, dtype=pl.Int64),
         end=pl.Series(end, dtype=pl.Int64),
         behind=pl.Series(behind),
+        fills=pl.Series(fills),
     )
+
+
+def _fills(before: _Ends, host: Int, until: Int, begin: Int) -> npt.NDArray[np.bool_]:
+    """Which steps are a recording's first, and longer for it: the device had no work yet when the host began
+    them, and in the others the host is ahead, so that what it does before its first launch costs nothing."""
+    first = np.r_[True, until[:-1] != host[1:]]
+    followed = np.r_[~first[1:], False]
+    inner = ~first & followed
+    if inner.sum() < FEWEST_OTHERS:
+        return np.zeros(len(host), dtype=bool)
+    # A step is longer on the device than on the host by as much as the host gets ahead in it.
+    length = np.r_[np.diff(begin), 0]
+    gets_ahead = length - np.r_[np.diff(host), 0]
+    longer = gets_ahead - np.median(gets_ahead[inner])
+    waits = before.first - host
+    usual = float(np.median(length[inner]))
+    return first & followed & (begin == host) & (longer >= FILLS * usual) & (longer <= WAITED * waits)
 
 
 def _after_pauses(done: DeviceWork, host: Int, until: Int) -> DeviceWork:

@@ -60,10 +60,20 @@ def gpu_activity(
     its copies as copies. Pieces in which nothing runs are listed only inside steps
     that count.
     """
-    nothing = kernels.clear()
+    return overlaid(counted_steps, kernels, collectives, copies)
+
+
+def overlaid(
+    counted_steps: pl.LazyFrame,
+    kernels: Kernels | None,
+    collectives: Collectives | None,
+    copies: Copies | None,
+) -> pl.LazyFrame:
+    """What `gpu_activity` gives, also where no kernels were recorded."""
+    nothing = counted_steps.select("rank", "start", "end").clear()
     return intervals.overlay(
         {
-            "compute": kernels.filter(pl.col("family") != "communication"),
+            "compute": nothing if kernels is None else kernels.filter(pl.col("family") != "communication"),
             "communication": nothing if collectives is None else collectives,
             "copies": nothing if copies is None else copies.filter(~pl.col("communication")),
             "in_step": intervals.union(counted_steps, ["rank"]),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import polars as pl
 
 from lostflops import intervals
 from lostflops.columns import Id, Name, Time
 from lostflops.recipe import Example, recipe
-from lostflops.recipes.accounting import COPY, HOST_CAUSES
+from lostflops.recipes.accounting import COPY, HOST_CAUSES, places
 from lostflops.tables import Copies
 
 NEVER = 2**62  # ns: nothing comes after
@@ -28,6 +29,7 @@ CAUSES = tuple(f"idle.{cause}" for cause in HOST_CAUSES)
         "cause": Name("account of what the host was at when it launched the copy; null where it was at none"),
         "exposed": Time("time of the step in which nothing but copies of that cause, or later ones, run"),
         "outlasted": Time("how much of that is before work that begins while these copies still go on"),
+        "behind": Time("how much of the rest runs while no thread of the rank is at that cause"),
     },
     examples=[
         Example(
@@ -47,8 +49,9 @@ CAUSES = tuple(f"idle.{cause}" for cause in HOST_CAUSES)
                 "ranks": [{"device_kind": "gpu", "main_thread": 7}],
             },
             expect=[
-                {"rank": 0, "step": 1, "cause": "idle.checkpoint_logging", "exposed": 22, "outlasted": 0},
-                {"rank": 0, "step": 1, "cause": None, "exposed": 17, "outlasted": 0},
+                {"rank": 0, "step": 1, "cause": "idle.checkpoint_logging", "exposed": 22, "outlasted": 0}
+                | {"behind": 0},
+                {"rank": 0, "step": 1, "cause": None, "exposed": 17, "outlasted": 0, "behind": 17},
             ],
         ),
         Example(
@@ -68,6 +71,7 @@ CAUSES = tuple(f"idle.{cause}" for cause in HOST_CAUSES)
             },
             expect=[
                 {"rank": 0, "step": 1, "cause": "idle.checkpoint_logging", "exposed": 28, "outlasted": 28}
+                | {"behind": 0}
             ],
         ),
     ],
@@ -87,13 +91,34 @@ def copies_by_cause(device_runs: pl.LazyFrame, host_spans: pl.LazyFrame, copies:
     exposed = device_runs.filter(pl.col("account") == COPY).drop("account")
     runs = intervals.paint(exposed, layers, by=["rank"], account="cause").collect()
     length = pl.col("end") - pl.col("start")
+    alone = (runs["end"] - runs["start"]) - _beside_host(runs, host_spans.collect())
+    outlasts = (pl.col("next") < pl.col("until")).fill_null(value=False)
     return (
-        _with_next(runs, device_runs, layers)
+        _with_next(runs.with_columns(alone=alone), device_runs, layers)
         .lazy()
         .group_by("rank", "step", "cause")
-        .agg(exposed=length.sum(), outlasted=length.filter(pl.col("next") < pl.col("until")).sum())
+        .agg(
+            exposed=length.sum(),
+            outlasted=length.filter(outlasts).sum(),
+            behind=pl.col("alone").filter(~outlasts).sum(),
+        )
         .sort("rank", "step", "exposed", "cause", descending=[False, False, True, False])
     )
+
+
+def _beside_host(runs: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
+    """How much of each run its rank's host is at the cause of the run."""
+    (at, run), (by, span) = (
+        (rows["rank"].to_numpy(), places(rows[c], CAUSES))
+        for rows, c in ((runs, "cause"), (spans, "account"))
+    )
+    known, many = span >= 0, len(CAUSES)
+    lane = (by * many + span)[known]
+    start, end = (spans[c].to_numpy()[known] for c in ("start", "end"))
+    first, until = intervals.united((lane,), start, end)
+    asked = at * many + run, runs["start"].to_numpy(), runs["end"].to_numpy()
+    (held,) = intervals.within(asked, (lane[first], start[first], until))
+    return pl.Series(np.where(run < 0, 0, held))
 
 
 def _with_next(

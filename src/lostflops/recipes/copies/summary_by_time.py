@@ -9,6 +9,7 @@ import polars as pl
 from lostflops.columns import Bytes, Count, Id, Name, Number, Share, Time
 from lostflops.finding import Finding, percent
 from lostflops.recipe import Bars, Example, recipe
+from lostflops.recipes.compute.activity import overlaid
 from lostflops.recipes.steps.totals import added_up, mean_share, num_ranks, per_step
 from lostflops.tables import Copies
 
@@ -159,6 +160,11 @@ PAGEABLE_WORTH_SAYING = 0.01
             expect=[{"copies": 2, "hidden_in_steps": 19, "hidden_share": 0.38, "in_steps": 2}],
         ),
         Example(
+            "no kernels were recorded: nothing hides a copy",
+            given={"copies": [{"start": 3, "end": 17}], "steps": [{"start": 0, "end": 20}]},
+            expect=[{"copies": 1, "hidden": 0, "exposed": 14, "in_steps": 14, "step_share": 14 / 20}],
+        ),
+        Example(
             "a rank that copies nothing says so, since the mean rank that a finding is about copies less",
             given={
                 "copies": [{"start": 3, "end": 17, "launch_start": 0, "launch_end": 2}],
@@ -175,7 +181,11 @@ PAGEABLE_WORTH_SAYING = 0.01
     ],
 )
 def copy_summary_by_time(
-    copies: Copies, gpu_activity: pl.LazyFrame, step_totals: pl.LazyFrame, busiest_stream: pl.LazyFrame
+    copies: Copies,
+    gpu_activity: pl.LazyFrame | None,
+    counted_steps: pl.LazyFrame,
+    step_totals: pl.LazyFrame,
+    busiest_stream: pl.LazyFrame,
 ) -> pl.LazyFrame:
     """Add up each rank's copies by direction and kind of host memory, the most exposed first.
 
@@ -185,7 +195,8 @@ def copy_summary_by_time(
     nothing has one row, without a direction.
     """
     kinds = ["rank", "direction", "host_memory"]
-    whole = summed(copies.filter(~pl.col("communication")), gpu_activity, kinds)
+    activity = overlaid(counted_steps, None, None, copies) if gpu_activity is None else gpu_activity
+    whole = summed(copies.filter(~pl.col("communication")), activity, kinds)
     every = on_every_rank(with_bound(whole, step_totals, busiest_stream), step_totals)
     return (
         per_step(every, step_totals, "in_steps")

@@ -6,13 +6,14 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.naming.classification import operator_facts
-from lostflops.recipes.accounting import LAUNCH_BOUND, LONG, OTHER_HOST, UNEXPLAINED
+from lostflops.recipes.accounting import LAUNCH_BOUND, LONG, OTHER_HOST, SYNCHRONISED, UNEXPLAINED
 from lostflops.recipes.host_steps import host_steps, in_host_steps
 from lostflops.store.trace import Trace
 
 FEWEST = 16  # operators before a copy: a batch that is only moved, or positions that are counted, take fewer
-# Idle time of which no other cause is proven, such as a loader's, which makes tensors as well.
-UNPROVEN = (LAUNCH_BOUND, OTHER_HOST, UNEXPLAINED)
+# Idle time of which no other cause is proven, such as a loader's, which makes tensors as well; after a wait
+# for the GPU the CPU may make them at the wait's expense.
+UNPROVEN = (LAUNCH_BOUND, OTHER_HOST, UNEXPLAINED, SYNCHRONISED)
 # Of operators that compute: a view or an empty tensor of the GPU's launches nothing either.
 NO_WORK = ("other", "communication")
 HOST = "host"
@@ -92,7 +93,7 @@ def made_on_cpu(trace: Trace, counted: pl.DataFrame, stretches: pl.DataFrame | N
     if runs.is_empty() or steps is None:
         return MADE.to_frame()
     held = in_host_steps(runs.lazy(), host_steps(steps, counted.lazy())).collect()
-    short = pl.col("account").eq(LAUNCH_BOUND) | (length < LONG)
+    short = pl.col("account").is_in([LAUNCH_BOUND, SYNCHRONISED]) | (length < LONG)
     idle = stretches.join(counted, on=["rank", "step"], how="semi").filter(
         pl.col("account").is_in(UNPROVEN), short
     )

@@ -15,6 +15,7 @@ WAITS = (
     r"|^cuMemcpy(?:HtoD|DtoH)(?:_v\d+)?$"
 )
 FEW = 16  # kernels between two waits: a value needs no more, and a layer takes more
+AT_ONCE = 20_000  # ns from the end of a copy's call, up to which a wait that begins is for the copy
 MOSTLY = 0.9  # of the waits: the others come with a batch
 
 
@@ -33,6 +34,32 @@ def reads_values(trace: Trace, counted: pl.DataFrame) -> bool:
     )
     often, read = (in_host_steps(rows, windows).collect().height for rows in (waits, back))
     return read > 0 and read >= MOSTLY * often
+
+
+def awaits_batches(trace: Trace, counted: pl.DataFrame) -> bool:
+    """Whether the CPU waits for copies from the host's memory in steps that count, or may.
+
+    `.to(device)` waits without `non_blocking=True`, for a pinned batch as well: in the call that copies, or
+    in the one after it.
+    """
+    launches, copies, steps = (trace.table(name) for name in ("launches", "copies", "steps"))
+    if launches is None or copies is None or steps is None:
+        return True
+    of = ["rank", "thread"]
+    there = copies.filter(pl.col("direction").cast(pl.String) == "host to device").select(
+        *of, "end", "launch_end", start=pl.coalesce("launch_start", "start"), at="launch_end"
+    )
+    mine = in_host_steps(there, host_steps(steps, counted.lazy())).collect()
+    if mine["at"].null_count():
+        return True
+    name = pl.col("name").cast(pl.String)  # a wait for the whole device is no copy's
+    waits = launches.filter(name.str.contains(WAITS), ~name.str.contains("DeviceSync|CtxSync"))
+    followed = mine.sort("at").join_asof(
+        waits.select(*of, at="start", until="end").sort("at").collect(),
+        on="at", by=of, strategy="forward", tolerance=AT_ONCE, check_sortedness=False,
+    )  # fmt: skip
+    waited = (pl.col("launch_end") >= pl.col("end")) | pl.col("until").is_not_null()
+    return bool(followed.select(waited.any()).item())
 
 
 def computed_to_be_read(trace: Trace, counted: pl.DataFrame) -> int:

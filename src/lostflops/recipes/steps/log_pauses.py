@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import polars as pl
@@ -16,6 +16,7 @@ from .log_summary import WARM_UP
 from .pauses import CAUSES, MOST_STEPS, cause_of, may_be_chance, pauses
 
 WORTH_SAYING = 0.01  # of step time
+UNEVEN = 1.25  # times the typical pause, from which on their mean tells of few of them
 REMEDY_OF = {"checkpoint": "async-checkpoint", "data": "loader-workers", "garbage": "gc-freeze"}
 
 
@@ -42,7 +43,8 @@ def _log(pause: int) -> list[Any]:
         "period": Count("the pause comes back after so many steps"),
         "first_step": Id("the first step that was logged with it"),
         "times": Count("steps with it in the log"),
-        "longer": Time("by how much it makes its step longer: the difference of medians"),
+        "longer": Time("by how much it makes its step longer on average, beyond the median of the others"),
+        "typical": Time("the difference of medians: half of its steps are longer by that at least"),
         "usual": Typical("median step without it"),
         "per_step": Time("longer / period: what it costs per step"),
         "share": Share("of the log's step time"),
@@ -65,6 +67,7 @@ def _log(pause: int) -> list[Any]:
                     "first_step": 4,
                     "times": 5,
                     "longer": 61,
+                    "typical": 61,
                     "usual": 100,
                     "per_step": 10,
                     "share": 61 * 5 / 3007,
@@ -119,6 +122,7 @@ def step_log_pauses(step_log: StepLog, counted_steps: pl.LazyFrame | None) -> pl
 
 _SCHEMA = {
     "rank": pl.Int32, "period": pl.Int64, "first_step": pl.Int64, "times": pl.Int64, "longer": pl.Int64,
+    "typical": pl.Int64,
     "usual": pl.Int64, "per_step": pl.Int64, "share": pl.Float64, "cause": pl.String, "recorded": pl.Int64,
     "recorded_steps": pl.Int64, "counted": pl.Int64, "recorded_step": pl.Int64, "last_step": pl.Int64,
 }  # fmt: skip
@@ -142,6 +146,7 @@ def _found(rank: object, log: pl.DataFrame) -> Iterator[dict[str, Any]]:
             "first_step": with_it["step"].min(),
             "times": with_it.height,
             "longer": pause.longer,
+            "typical": pause.typical,
             "usual": pause.usual,
             "per_step": pause.longer // pause.period,
             "share": pause.longer * with_it.height / spent if spent else None,
@@ -186,12 +191,9 @@ def _told(unseen: pl.DataFrame, finding: str, where: str, table: pl.DataFrame) -
     for (period,), alike in unseen.partition_by("period", as_dict=True, maintain_order=True).items():
         worst = alike.sort("per_step", descending=True, maintain_order=True).row(0, named=True)
         first = worst["first_step"]
-        does = CAUSES.get(worst["cause"], "")
         yield Finding(
             name=finding,
-            claim=f"Every {ordinal(period)} step is {milliseconds(worst['longer'])} longer"
-            f"{f' ({does})' if does else ''}: {milliseconds(worst['per_step'])} per step, "
-            f"{percent(worst['share'], 1)} of the job's step time. {where}",
+            claim=f"{costs(worst)}. {where}",
             gain="unknown",
             cost_per_step=worst["per_step"],
             evidence=(
@@ -202,6 +204,19 @@ def _told(unseen: pl.DataFrame, finding: str, where: str, table: pl.DataFrame) -
             remedies=(REMEDY_OF[worst["cause"]],) if worst["cause"] in REMEDY_OF else (),
             rank=worst["rank"] if table["rank"].n_unique() > 1 and alike.height == 1 else None,
         )
+
+
+def costs(pause: Mapping[str, Any]) -> str:
+    """What a pause costs, in words without a full stop: 'Every 5th step is 60.0 ms longer: 12.0 ms …'."""
+    uneven = pause["longer"] > UNEVEN * pause["typical"]
+    told = [CAUSES[pause["cause"]]] if pause["cause"] in CAUSES else []
+    told += [f"half of the times by at most {milliseconds(pause['typical'])}"] if uneven else []
+    aside = ", ".join(told)
+    return (
+        f"Every {ordinal(pause['period'])} step is {milliseconds(pause['longer'])} longer"
+        f"{' on average' if uneven else ''}{f' ({aside})' if aside else ''}: "
+        f"{milliseconds(pause['per_step'])} per step, {percent(pause['share'], 1)} of the job's step time"
+    )
 
 
 def _next(pause: dict[str, Any]) -> str:

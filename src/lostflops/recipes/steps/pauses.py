@@ -33,11 +33,13 @@ Which = npt.NDArray[np.bool_]
 
 
 class Pause(NamedTuple):
-    """Steps whose number leaves `phase` when divided by `period` are longer by `longer` ns."""
+    """Steps whose number leaves `phase` when divided by `period` are longer by `longer` ns on average, and
+    half of them by `typical` at least."""
 
     period: int
     phase: int
     longer: int
+    typical: int
     usual: int
     at: Which
 
@@ -93,14 +95,18 @@ def _tried(steps: Steps, lengths: Steps, period: int, left: Which, long: Which) 
     if at.sum() < LEAST_TIMES or others.sum() < LEAST_TIMES:
         return None
     usual = float(np.median(lengths[others]))
-    longer = float(np.median(lengths[at])) - usual
+    typical = float(np.median(lengths[at])) - usual
+    longer = float(np.mean(lengths[at])) - usual
     few = at.sum() < FEW_TIMES
     low = lengths[at].min() if few else np.quantile(lengths[at], LOWER)
-    if low <= np.quantile(lengths[others], UPPER) or longer <= (MUCH_LONGER if few else LEAST_LONGER) * usual:
+    if (
+        low <= np.quantile(lengths[others], UPPER)
+        or typical <= (MUCH_LONGER if few else LEAST_LONGER) * usual
+    ):
         return None
     if few and 2 * (long & at).sum() < long.sum():
         return None
-    return Pause(period, phase, round(longer), round(usual), at)
+    return Pause(period, phase, round(longer), round(typical), round(usual), at)
 
 
 def cause_of(times: Mapping[str, pl.Series], pause: Pause) -> str | None:
@@ -112,4 +118,4 @@ def cause_of(times: Mapping[str, pl.Series], pause: Pause) -> str | None:
         if len(taken := times[name].fill_null(0).to_numpy())
     }
     most = max(grown, key=lambda name: grown[name])
-    return most if grown[most] >= EXPLAINS * pause.longer else None
+    return most if grown[most] >= EXPLAINS * pause.typical else None

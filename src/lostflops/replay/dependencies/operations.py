@@ -30,7 +30,10 @@ STREAM_WAIT = r"^(cuda|cu|hip)StreamWaitEvent"
 WAITS_FOR = {
     "device": r"^(cuda|cu|hip)(Device|Ctx|Context)Synchronize",
     "stream": r"^(cuda|cu|hip)StreamSynchronize",
-    "event": r"^(cuda|cu|hip)EventSynchronize",
+    # What they wait for is told by what ends in them, and so it is for other vendors' calls.
+    "event": r"^(cuda|cu|hip)EventSynchronize"
+    r"|^ze\w*Synchronize$|^(ur|pi)(Event|Events|EventsAnd)Wait$|^(ur|pi)QueueFinish$"
+    r"|^(AscendCL@)?aclrtSynchronize|^(syn|mu|musa)(Stream|Event|Device|Ctx)Synchronize$",
 }
 # Calls that wait for all work when they have to: they change what memory or code is mapped.
 MAPPING = (

@@ -132,8 +132,6 @@ class Page:
         most = max(losses, key=lambda loss: loss.ns, default=None)
         if most is not None and self.budget and 1000 * most.ns >= LARGE_PER_MILLE * self.budget.ns:
             label = "idle time" if most.account == "idle" else most.label
-            if most.account == "copy" and any(s.recipe == "copy_summary_by_time" for s in self.skipped):
-                return f"{label} is {most.share} of the {self.run.span}: no kernels are here to hide them."
             return (
                 f"{label} is {most.share} of the {self.run.span}, but none of its causes is large by itself."
             )

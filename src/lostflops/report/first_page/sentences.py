@@ -9,7 +9,7 @@ from contextlib import suppress
 import polars as pl
 
 from lostflops.finding import milliseconds, percent
-from lostflops.recipes.steps.log_pauses import WORTH_SAYING, ordinal
+from lostflops.recipes.steps.log_pauses import WORTH_SAYING, costs
 from lostflops.recipes.steps.log_summary import OFTEN, UNLIKE
 from lostflops.recipes.steps.pauses import CAUSES
 from lostflops.session import Answer
@@ -203,12 +203,7 @@ def _pauses(answers: Mapping[str, Answer]) -> Iterator[str]:
         .unique("period", maintain_order=True)
         .iter_rows(named=True)
     ):
-        cause = CAUSES.get(row["cause"], "")
-        text = (
-            f"Every {ordinal(row['period'])} step is {milliseconds(row['longer'])} longer"
-            f"{f' ({cause})' if cause else ''}: {milliseconds(row['per_step'])} per step, "
-            f"{percent(row['share'], 1)} of the job's step time"
-        )
+        text = costs(row)
         if row["recorded"]:
             have = "has" if row["recorded"] == 1 else "have"
             text += f"; {row['recorded']} of the {row['recorded_steps']} recorded steps {have} it"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding
-from lostflops.store.trace import GPU_SHARED, Quality
+from lostflops.store.trace import GPU_MAY_BE_SHARED, GPU_SHARED, Quality
 
 
 def shared(quality: Sequence[Quality], ranks: int) -> Iterator[str]:
@@ -15,6 +15,11 @@ def shared(quality: Sequence[Quality], ranks: int) -> Iterator[str]:
         if fact.name == GPU_SHARED:
             whose = "this GPU" if ranks < 2 else f"the GPU of rank {fact.rank}"
             yield f"Another process works on {whose}: {fact.text}."
+    if any(fact.name == GPU_MAY_BE_SHARED for fact in quality):
+        yield (
+            "Several processes call their GPU by the same number, and nothing says whether they have one "
+            "each: if they share it, it may work for another where it is called idle."
+        )
 
 
 UNRECORDED, ON_ITS_WAY = ACCOUNTS["idle.unrecorded"], ACCOUNTS["idle.dependency"]
