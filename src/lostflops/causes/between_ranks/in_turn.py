@@ -21,6 +21,7 @@ from lostflops.causes.one_rank.late import more_of
 from lostflops.causes.own_time.spent import MAY_WAIT, like_others_at_most, like_the_least_at_most
 from lostflops.causes.own_time.together import Turns, late_together, turns
 from lostflops.causes.page_findings import PageFindings
+from lostflops.causes.stages import WAITS_FROM
 from lostflops.causes.waited_for import WAITED_THERE, dearer
 from lostflops.finding import Finding, milliseconds, percent
 
@@ -70,10 +71,13 @@ def in_turn(
     if same is not None:
         idle = sum(given.accounts.get(account, 0) for account in same.accounts if account != WAITING)
         already = max(0, same.size - idle) if WAITING in same.accounts else 0
-        fact = f"{who} because of it: ranks wait {milliseconds(waited + already)} per step for each other"
+        # Waiting that one rank's finding has is taken away already, and with it what else makes that late.
+        others = _for_other_causes(page, found, waited, already, waits) if told_of is None else 0
+        for_it = milliseconds(waited - others + already)
+        fact = f"{who} because of it: ranks wait {for_it} per step for each other"
         rest = (told for told in same.evidence if not told.endswith(WAITED_THERE))
         told = replace(same, evidence=(fact, *rest))
-        page.replace(same, dearer(page, told, waited, bound_of(waits)))
+        page.replace(same, dearer(page, told, waited - others, bound_of(waits)))
         return waited
     said = label(found.account)
     one_account = found.share >= MAIN_SHARE
@@ -139,6 +143,35 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
         )
         told = replace(same, evidence=(fact, *same.evidence))
         page.replace(same, dearer(page, told, share, like_the_least_at_most(given)))
+    _told_apart(page, rest, waits)
+
+
+def _for_other_causes(
+    page: PageFindings, found: Turns, waited: int, already: int, waits: Finding | None
+) -> int:
+    """What of the waiting for ranks that are late in turn is due to other accounts than the main one, ns: it
+    is told with these. The finding about the main one counts `already` ns of waiting."""
+    rest: list[tuple[int, str, int]] = []
+    others = 0
+    for rank, account, ns in found.beside:
+        share = (waited + already) * ns // max(1, found.explained) - _counted_already(page, rank, account)
+        if share < NAMED_FROM * waited or others + share > waited:
+            continue
+        same = page.about(account)
+        if same is not None:
+            fact = f"ranks wait {milliseconds(share)} per step for those that have more of it"
+            told = replace(same, evidence=(fact, *same.evidence))
+            page.replace(same, dearer(page, told, share, like_the_least_at_most(page.given)))
+        elif page.reaches(share, WAITS_FROM):
+            rest.append((rank, account, share))
+        others += share
+    _told_apart(page, rest, waits)
+    return others
+
+
+def _told_apart(page: PageFindings, rest: list[tuple[int, str, int]], waits: Finding | None) -> None:
+    """A finding about ranks that are late in turn, each by an account and for so many ns of waiting."""
+    given = page.given
     if not rest:
         return
     for_them = sum(share for _, _, share in rest)
