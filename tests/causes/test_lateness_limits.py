@@ -435,8 +435,9 @@ def test_as_many_ranks_as_a_line_holds_are_listed() -> None:
 @pytest.mark.parametrize(
     ("delayed", "stages", "ns", "delays"),
     [
-        (10, 0, 45, 10),  # 15 ns of each of the two others
-        (40, 0, 55, 16),  # no more than the 40 ns that it has beyond them, of which they wait 15
+        (5, 0, 37, 4),  # 7 ns of each of the two others
+        (10, 0, 40, 10),  # 15 of each, but a step gets no shorter than by the 40 that it has beyond them
+        (40, 0, 40, 16),  # of which they wait 15
         (None, 0, 30, 0),
         (10, 1, 30, 0),  # stages transfer by their schedule
     ],

@@ -222,7 +222,8 @@ def _late(given: Given, row: Mapping[str, Any], ns: int, waited: int, excess: Ex
         waited, explains, ns = most, min(explains, most * (ranks - 1) // ranks), min(ns, most)
     later = 0 if has_stages(given) else (row.get("delayed") or 0) * ranks // max(1, ranks - 1)
     later = min(later, max(0, most - waited))  # no longer than what it has more of, beside the waiting for it
-    ns += later + beyond // ranks
+    # Without all that it has more of, a step is not shorter by more than that.
+    ns = max(ns, min(ns + later + beyond // ranks, excess.ns))
     return Late(
         rank=row["rank"],
         ns=ns,
