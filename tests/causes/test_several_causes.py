@@ -132,7 +132,7 @@ def test_a_rank_that_comes_late_to_what_the_others_hide_is_told_with_what_is_exp
     (only,) = lostflops.why(made(tmp_path, tables)).findings
     assert only.claim == "Communication that no computation hides costs 5.00 ms per step (11.1 %)."
     assert only.evidence[0] == (
-        "rank 1 comes 30.0 ms per step after the others, which compute meanwhile: last in 5 of 5 collectives"
+        "rank 1 comes 30.0 ms after the others, which compute meanwhile: last in 5 of 5 collectives"
     )
 
 

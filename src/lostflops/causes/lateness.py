@@ -70,7 +70,22 @@ def late_rank(given: Given) -> Late | None:
     known = table.filter(pl.col("rank").is_not_null())
     if known.height < 2:
         return None
-    return _blamed(given, known) or _waits_least(given, known)
+    part = given.part_of(known["rank"][0])
+    if part is given:
+        return _blamed(given, known) or _waits_least(given, known)
+    late = _blamed(part, _of_part(part, given, known))
+    share = part.num_steps / given.num_steps
+    return late and replace(
+        late, share=share, explains=round(share * late.explains), delays=round(share * late.delays)
+    )
+
+
+def _of_part(part: Given, given: Given, known: pl.DataFrame) -> pl.DataFrame:
+    """Who is waited for among the ranks of a part that meets no others, of a mean step and rank of theirs."""
+    of_all = given.num_steps / part.num_steps
+    here = known.filter(pl.col("rank").is_in([*part.steps]))
+    means = [(pl.col(name) * of_all).round().cast(pl.Int64) for name in ("per_step", "delayed")]
+    return here.with_columns(*means, blame_share=pl.col("blame") / pl.col("blame").sum())
 
 
 def _blamed(given: Given, known: pl.DataFrame) -> Late | None:

@@ -36,7 +36,7 @@ from .longer_compute import (
     outside_alone,
     slower_compute,
 )
-from .names import BUBBLE, made_of
+from .names import BUBBLE, called, made_of
 from .one_rank.held_up import PAUSES
 from .one_rank.late import Excess, Late, also, says
 from .own_time.spent import faster_links_at_most, shared_at_most
@@ -94,7 +94,7 @@ def join_waiting(page: PageFindings) -> None:
     in_stage = late is not None and slow is not None and late.rank in slow.ranks and bool(stages(given))
     of_stage = late.explains if late is not None and in_stage and not uneven else 0
     late = None if uneven or of_stage else late
-    if late is not None and not page.reaches(late.ns, LATE_FROM):
+    if late is not None and not page.reaches(round(late.share * late.ns), LATE_FROM):
         late, among = None, late  # others are as late for another reason
     if late is not None:
         _late(page, late, waits)
@@ -162,7 +162,7 @@ def _late_one(given: Given) -> Late | None:
 
 def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     """One rank is late: its cause is the finding, or belongs to that of all ranks."""
-    given = page.given
+    given, part = page.given, page.given.part_of(late.rank)
     same = page.about(late.cause)
     ranks = max(2, len(given.steps))
     on_all = same is not None and same.size * ranks > 2 * late.excess.main
@@ -199,9 +199,12 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             name=ARRIVES,
             claim=_claim(page, late),
             gain="at most",
-            ns_per_step=max(late.at_most, shared_at_most(given)) if shared else late.at_most,
-            cost_per_step=late.ns,
+            ns_per_step=round(
+                late.share * (max(late.at_most, shared_at_most(part)) if shared else late.at_most)
+            ),
+            cost_per_step=round(late.share * late.ns),
             evidence=(
+                *_of_all_ranks(late, given),
                 *chain(late, given),
                 *(
                     (f"rank {after.rank} is next: it {does_more(after.account, after.main)}",)
@@ -307,13 +310,13 @@ def _most_of_all(page: PageFindings, late: Late, waited: int) -> int:
 
 
 def _claim(page: PageFindings, late: Late) -> str:
-    given = page.given
+    given = page.given.part_of(late.rank)
     share = percent(late.ns, given.mean_step)
     others = "the others here" if late.seen and given.missing_ranks else "the others"
     why = f"{says(late)}; {others} wait {milliseconds(late.waited)} for it"
     if page.reaches(late.delays, LATE_FROM):
         ranks = len(given.steps)
-        bare = milliseconds(late.delays * ranks // (ranks - 1))
+        bare = milliseconds(round(late.delays / late.share) * ranks // (ranks - 1))
         why += f", and then transfer for {bare} with nothing left to compute"
     if late.only_step is not None:
         once = f"Rank {late.rank} is {milliseconds(late.ns * late.steps)} late once, in step {late.only_step}"
@@ -322,6 +325,14 @@ def _claim(page: PageFindings, late: Late) -> str:
     if when := late_when(late, given):
         return f"{said}, {when}. Spread over all steps: {why}."
     return f"{said}: {why}."
+
+
+def _of_all_ranks(late: Late, given: Given) -> Iterator[str]:
+    """What its lateness is of a mean step of all ranks, where some meet it in no operation."""
+    others = sorted(given.steps.keys() - given.meet(late.rank))
+    if others:
+        ns = milliseconds(round(late.share * late.ns))
+        yield f"{called(others)} take part in nothing with it: of a mean step of all ranks that is {ns}"
 
 
 def _doubts(page: PageFindings, late: Late, waits: Finding | None) -> Iterator[str]:

@@ -382,11 +382,12 @@ def _one_comes_last(page: PageFindings) -> Iterator[str]:
     # Of a rank without a step that counts, nobody knows what a mean one holds.
     first = table.drop_nulls("rank").head(1).filter(pl.col("rank").is_in([*given.steps]))
     for row in first.iter_rows(named=True):
-        led = (row["lead"] or 0) // given.steps[row["rank"]]
+        # Operations that are under way at a time are led by the same lateness, each of them.
+        led = (row["lead"] or 0) // max(1, row["last"])
         waited = (row["per_step"] or 0) * len(given.steps)
         if (row["blame_share"] or 0) >= MOSTLY_ONE and page.reaches(led, LED) and 2 * waited < led:
             yield (
-                f"rank {row['rank']} comes {milliseconds(led)} per step after the others, which compute "
+                f"rank {row['rank']} comes {milliseconds(led)} after the others, which compute "
                 f"meanwhile: last in {row['last']:,} of {row['collectives']:,} collectives"
             )
 
