@@ -122,13 +122,22 @@ def _all_waiting(given: Given, excess: Excess) -> int:
 
     Whoever waits for it makes others wait in operations without it, where no one rank is seen to be last.
     """
-    own = [ns for rank, (ns, _) in spent(given).items() if rank != excess.rank]
     linked = any(finding.name == SLOW_LINK for finding in given.findings)
     known = not given.waited.filter(pl.col("on") == excess.rank).is_empty()
-    if not known or linked or has_stages(given) or max(own) - median(own) > ALIKE * excess.ns:
+    if not known or linked or has_stages(given) or not _have_alike(given, excess):
         return 0
     ranks = len(given.steps)
     return min(given.accounts.get(WAIT, 0), excess.ns * (ranks - 1) // ranks)
+
+
+def alone_in_that(given: Given, late: Late) -> bool:
+    """Whether no other rank has more of its own to do than the others, by a part of what this one has."""
+    return _have_alike(given, late.excess)
+
+
+def _have_alike(given: Given, excess: Excess) -> bool:
+    own = [ns for rank, (ns, _) in spent(given).items() if rank != excess.rank]
+    return max(own) - median(own) <= ALIKE * excess.ns
 
 
 def _waits_least(given: Given, known: pl.DataFrame) -> Late | None:
@@ -239,6 +248,9 @@ def _late(given: Given, row: Mapping[str, Any], ns: int, waited: int, excess: Ex
     later = min(later, max(0, most - waited))  # no longer than what it has more of, beside the waiting for it
     # Without all that it has more of, a step is not shorter by more than that.
     ns = max(ns, min(ns + later + beyond // ranks, excess.ns))
+    if has_stages(given):
+        # Stages that keep in step each wait as much longer as the step is, wherever lateness reaches them.
+        waited, explains = max(waited, ns - beyond), max(explains, (ns - beyond) * (ranks - 1) // ranks)
     return Late(
         rank=row["rank"],
         ns=ns,

@@ -20,6 +20,7 @@ from .between_ranks.several import EVEN_WORK, WAITS, for_several, is_one_of_many
 from .given import OTHER_HOST, Given, has_stages
 from .idle.micro_batches import LAUNCHES, in_many_micro_batches
 from .lateness import (
+    alone_in_that,
     chain,
     explained_by_work,
     late_rank,
@@ -125,8 +126,17 @@ def join_waiting(page: PageFindings) -> None:
     sure = min(moving, given.surely_waited // max(1, given.num_steps)) if has_stages(given) else 0
     # What waits without the link is the schedule's, or that of ranks with more of their own.
     of_schedule = left - explained_by_own(given) if given.over_slow_links and slow is None else 0
+    if late is not None and has_stages(given) and alone_in_that(given, late):
+        of_schedule = left  # what a late rank of its own does not explain, and no other has more to do
     told = join_stages(
-        page, left - by_work + sure, paused_in_pairs, slow, of_stage, sure, of_schedule, alone=alone
+        page,
+        left - by_work + sure,
+        paused_in_pairs,
+        slow,
+        of_stage,
+        sure,
+        of_schedule,
+        alone=alone or of_schedule > 0,
     )
     # Operations whose members are not all here are no waiting in the ledger.
     moving, left = moving - max(0, told - left), max(0, left - told)
