@@ -10,7 +10,7 @@ for most of the waiting, and the late one is told by waiting least.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -130,14 +130,16 @@ def _all_waiting(given: Given, excess: Excess) -> int:
     return min(given.accounts.get(WAIT, 0), excess.ns * (ranks - 1) // ranks)
 
 
-def alone_in_that(given: Given, late: Late) -> bool:
-    """Whether no other rank has more of its own to do than the others, by a part of what this one has."""
-    return _have_alike(given, late.excess)
+def alone_in_that(given: Given, late: Late, beside: Collection[int]) -> bool:
+    """Whether no other rank has more of its own to do than the others, by a part of what this one has, but
+    for those `beside` it that are told of as well."""
+    return _have_alike(given, late.excess, beside)
 
 
-def _have_alike(given: Given, excess: Excess) -> bool:
-    own = [ns for rank, (ns, _) in spent(given).items() if rank != excess.rank]
-    return max(own) - median(own) <= ALIKE * excess.ns
+def _have_alike(given: Given, excess: Excess, beside: Collection[int] = ()) -> bool:
+    apart = {excess.rank, *beside}
+    own = [ns for rank, (ns, _) in spent(given).items() if rank not in apart]
+    return bool(own) and max(own) - median(own) <= ALIKE * excess.ns
 
 
 def _waits_least(given: Given, known: pl.DataFrame) -> Late | None:

@@ -126,7 +126,7 @@ def join_waiting(page: PageFindings) -> None:
     sure = min(moving, given.surely_waited // max(1, given.num_steps)) if has_stages(given) else 0
     # What waits without the link is the schedule's, or that of ranks with more of their own.
     of_schedule = left - explained_by_own(given) if given.over_slow_links and slow is None else 0
-    if late is not None and has_stages(given) and alone_in_that(given, late):
+    if late is not None and has_stages(given) and alone_in_that(given, late, slow.ranks if slow else ()):
         of_schedule = left  # what a late rank of its own does not explain, and no other has more to do
     told = join_stages(
         page,
