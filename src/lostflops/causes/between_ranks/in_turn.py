@@ -25,7 +25,7 @@ from lostflops.causes.stages import WAITS_FROM
 from lostflops.causes.waited_for import WAITED_THERE, dearer
 from lostflops.finding import Finding, milliseconds, percent
 
-from .advice import beyond_others, evener, for_one
+from .advice import Advice, beyond_others, evener, for_one
 from .few_ranks import doubt_about_others
 from .several import EXPLAINED, MOST_ADVISED, NEARLY_ALL, bound_of, told_together, uneven, waiting_for
 
@@ -87,7 +87,8 @@ def in_turn(
     if evened:
         remedy, named = evened.text, evened.remedies
     elif one_account and found.account != "compute":
-        remedy, named = advised(page, found.account, device_slow=False)
+        told_to = _for_few(page, found) or Advice(*advised(page, found.account, device_slow=False))
+        remedy, named = told_to.text, told_to.remedies
     else:
         key = FINDING_OF.get(found.account, UNEVEN)
         remedy, named = given.advice(key, EVENER), given.named(key)
@@ -106,6 +107,8 @@ def in_turn(
         account=found.account,
         doubt=doubt_about_others(given),
     )
+    if one_account and found.account != "compute" and _are_few(page.given, found.ranks):
+        told = replace(told, edit=like_the_others(found.ranks))
     told_by_kernels = found.account == "compute" and not same_work
     # Sums over all steps do not tell what ranks do that are late in some of them each.
     more = asks_for_more_in_turn(found.ranks, given) if told_by_kernels else ""
@@ -119,6 +122,19 @@ def in_turn(
         told = replace(shared, ns_per_step=max(shared.ns_per_step, told.ns_per_step if more else 0))
     page.put(told)
     return waited
+
+
+def _are_few(given: Given, ranks: tuple[int, ...]) -> bool:
+    return len(ranks) <= MOST_ADVISED and len(ranks) < len(given.steps)
+
+
+def _for_few(page: PageFindings, found: Turns) -> Advice | None:
+    """What to do on a few ranks that are late in turn by one account, where that is the same on each."""
+    if not _are_few(page.given, found.ranks):
+        return None
+    each = {advice.text: advice for advice in (for_one(page, rank, found.account) for rank in found.ranks)}
+    (told, *more) = each.values()
+    return None if more else replace(told, text=told.on(called(found.ranks)))
 
 
 def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding | None) -> None:
