@@ -184,3 +184,15 @@ def test_a_stage_with_the_lm_head_has_no_longer_sequences() -> None:
 
 def answer(table: pl.DataFrame) -> Any:
     return SimpleNamespace(table=table, findings=())
+
+
+def test_what_ranks_run_that_are_late_in_turn_is_named_and_can_be_replayed_away(why) -> None:
+    """Ranks 1 and 3 of eight prepare for 16 ms, each in every other step."""
+    turns = [[Work(python=16 if r == 1 + 2 * (s % 2) else 0) for r in range(8)] for s in range(STEPS)]
+    first = why(turns).findings[0]
+    assert first.claim.endswith("ranks 1 and 3 take turns being late, mostly by other host work.")
+    assert (
+        first.next
+        == "On ranks 1 and 3: make `preprocess` (ddp.py:16) cheaper there, or take it out of the step."
+    )
+    assert first.edit == "even-ranks:1+3"

@@ -433,16 +433,17 @@ def test_as_many_ranks_as_a_line_holds_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("delayed", "stages", "ns", "delays"),
+    ("delayed", "stages", "ns", "delays", "waited"),
     [
-        (10, 0, 45, 10),  # 15 ns of each of the two others
-        (40, 0, 55, 16),  # no more than the 40 ns that it has beyond them, of which they wait 15
-        (None, 0, 30, 0),
-        (10, 1, 30, 0),  # stages transfer by their schedule
+        (5, 0, 37, 4, 15),  # 7 ns of each of the two others
+        (10, 0, 40, 10, 15),  # 15 of each, but a step gets no shorter than by the 40 that it has beyond them
+        (40, 0, 40, 16, 15),
+        (None, 0, 30, 0, 15),
+        (10, 1, 30, 0, 30),  # stages transfer by their schedule, and wait as long as a step gets longer
     ],
 )
 def test_transfers_that_begin_late_for_a_rank_count_up_to_what_it_has_more_of(
-    delayed: int | None, stages: int, ns: int, delays: int
+    delayed: int | None, stages: int, ns: int, delays: int, waited: int
 ) -> None:
     rows = [
         (r, 0, a, spent)
@@ -451,7 +452,7 @@ def test_transfers_that_begin_late_for_a_rank_count_up_to_what_it_has_more_of(
     ]
     table = imbalance(1, 0, 2, per_step=10, delayed=delayed)
     told = late_rank(given(rows, communication_imbalance=table, communication_wait=pairs(stages)))
-    assert told is not None and (told.ns, told.delays, told.waited) == (ns, delays, 15)
+    assert told is not None and (told.ns, told.delays, told.waited) == (ns, delays, waited)
 
 
 def test_transfers_that_begin_late_count_of_two_ranks_and_not_where_all_of_it_is_waited() -> None:

@@ -30,7 +30,14 @@ def test_a_rank_is_late_for_those_it_meets_and_for_no_others(tmp_path: Path) -> 
         row["world_size"] = 4
     first = first_of(tmp_path, learners.tables)
     assert first.name == "rank-arrives-last" and first.rank == 3
-    assert "computes 20.0 ms longer" in first.claim
+    assert first.claim == (
+        "Rank 3 is 20.0 ms late per step (62.5 %): it computes 20.0 ms longer than the others; the others "
+        "wait 20.0 ms for it."
+    )
+    assert first.size == 10 * MS
+    assert first.evidence[0] == (
+        "ranks 0 and 1 take part in nothing with it: of a mean step of all ranks that is 10.0 ms"
+    )
 
 
 def in_steps_of(many: int, job: Job) -> dict[str, list[dict[str, Any]]]:

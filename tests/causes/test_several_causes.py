@@ -132,5 +132,16 @@ def test_a_rank_that_comes_late_to_what_the_others_hide_is_told_with_what_is_exp
     (only,) = lostflops.why(made(tmp_path, tables)).findings
     assert only.claim == "Communication that no computation hides costs 5.00 ms per step (11.1 %)."
     assert only.evidence[0] == (
-        "rank 1 comes 30.0 ms per step after the others, which compute meanwhile: last in 5 of 5 collectives"
+        "rank 1 comes 30.0 ms after the others, which compute meanwhile: last in 5 of 5 collectives"
     )
+
+
+def test_waiting_in_turn_is_owed_to_each_cause_by_which_the_last_rank_is_late(tmp_path: Path) -> None:
+    """Each rank collects for 28 ms in its turn, and rank 1 loads for 20 in every step: in its own turn ranks
+    wait 48 ms for it, 20 of which are for the loader, 3.75 of a mean rank's step."""
+    steps = [[Work(loads=20 * (r == 1), collects=28 * (r == k % 4)) for r in range(4)] for k in range(4)]
+    collects, loads = why(tmp_path, steps).findings
+    assert collects.claim == "The GPU loses 24.2 ms per step (32.3 %) while Python collects garbage."
+    assert collects.evidence[0].endswith("ranks wait 17.2 ms per step for each other")
+    assert loads.claim == "The GPU loses 8.75 ms per step (11.7 %) waiting for the data loader."
+    assert collects.size + loads.size == 33 * MS  # all that ranks idle and wait

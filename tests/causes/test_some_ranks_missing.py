@@ -117,17 +117,23 @@ def test_ranks_here_that_compute_longer_in_turn_are_waited_for_whoever_is_missin
     assert first.doubt == "Ranks of the job that were not recorded may be later still."
 
 
-def test_waiting_for_a_rank_whose_file_was_cut_is_doubted_to_be_transfer(tmp_path: Path) -> None:
-    """Rank 1 is 25 ms late in every step; of its file two are left, in which it transfers for 6 ms."""
+@pytest.mark.parametrize(("left", "longer", "waiting"), [(2, "18.8", "6.25"), (4, "12.5", "12.5")])
+def test_waiting_for_a_rank_whose_file_was_cut_is_doubted_to_be_transfer(
+    tmp_path: Path, left: int, longer: str, waiting: str
+) -> None:
+    """Rank 1 is 25 ms late in every step; of its file so many are left, in which it transfers for 6 ms."""
     tables = Job(transfer=6).run([[Work(), Work(loads=25), Work()]] * 8)
-    third = tables["steps"][2 * 3]["start"]
+    cut = tables["steps"][left * 3]["start"]
     for name in ("steps", "kernels", "collectives", "ranges"):
-        tables[name] = [row for row in tables[name] if row["rank"] != 1 or row["start"] < third]
+        tables[name] = [row for row in tables[name] if row["rank"] != 1 or row["start"] < cut]
     for row in tables["steps"]:
         row |= {"complete": False, "left_out": "no whole step on its rank"} if row["rank"] == 1 else {}
     page = lostflops.why(made(tmp_path, tables))
     (exposed,) = (f for f in page.findings if f.name == "communication-exposed")
-    assert "18.8 ms of it is longer than the same takes at its fastest" in exposed.doubt
+    assert f"{longer} ms of it is longer than the same takes at its fastest" in exposed.doubt
+    assert exposed.claim.endswith(
+        f"{waiting} ms of it waiting for rank 1, of which no step was recorded whole."
+    )
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,25 @@ def test_a_stage_with_more_layers_gains_what_moving_them_does(tmp_path: Path) ->
     assert first.predicted is not None and first.predicted.ns == pytest.approx(truth, rel=0.05)
 
 
+def test_what_is_left_beside_a_late_stage_is_the_schedules(tmp_path: Path) -> None:
+    """Stages wait in the collective that ends the step, too: "none is late as a rule" was told of that."""
+    healthy = SimulatedJob(strategy("pp2-dp2-gpipe-m2", 4), seed=3, steps=3, warmup=1)
+    job = replace(healthy, planted=loads(0, 20 * MS))
+    found = {f.name: f for f in told(tmp_path, job)}
+    assert found.keys() == {"rank-arrives-last", "pipeline-bubble"}
+    cost = ran(job).mean_step(1) - ran(healthy).mean_step(1)
+    assert found["rank-arrives-last"].rank == 0
+    assert found["rank-arrives-last"].size == pytest.approx(cost, rel=0.1)
+
+
+def test_a_stage_with_more_layers_has_no_slow_device_for_one_beside_it(tmp_path: Path) -> None:
+    """Ranks 1 and 2 compute longer, one on a slow GPU, the other half as many layers more."""
+    healthy = replace(HEALTHY, strategy=strategy("pp4-m4", 4), layers=8, steps=2)
+    first, *rest = told(tmp_path, replace(healthy, more_layers={2: 1}, slow_ranks={1: (1.3, 0)}))
+    assert first.rank == 2 and first.claim.startswith("Rank 2 is the slowest pipeline stage")
+    assert not any("anks 1 and 2" in f.claim + f.next for f in (first, *rest))
+
+
 def test_a_slow_link_costs_what_other_stages_wait_for_it_too(tmp_path: Path) -> None:
     """Its transfers are 1.7 % of the mean step; without it a step would be 3.1 % shorter."""
     job = replace(HEALTHY, slow_links={3: 6.0})

@@ -102,6 +102,14 @@ def test_a_process_with_hardly_any_gpu_work_is_no_rank(tmp_path: Path) -> None:
     assert told["GPU work of processes that are no ranks"] == 2
 
 
+def test_a_kernel_with_a_broken_time_makes_no_other_process_a_helper(tmp_path: Path) -> None:
+    """A kernel of rank 0 seems to run for three hours."""
+    broken = kernel(31 * MS, 31 * MS + 3 * 3600 * 1000 * MS, globalPid=process(7))
+    session = asked(tmp_path, two_steps(), two_steps(8), {KERNEL: [broken]})
+    ranks = session.trace.table("ranks")
+    assert ranks is not None and ranks.collect()["rank"].to_list() == [0, 1]
+
+
 def test_a_process_that_talks_to_ranks_is_one_however_little_it_computes(tmp_path: Path) -> None:
     tried = [kernel(12 * MS + n, 12 * MS + n + 1, globalPid=process(99)) for n in (1, 5)]
     talks = [push(12 * MS, 12 * MS + 1, "ncclAllReduce", domainId=1, globalTid=process(99) | 3)]

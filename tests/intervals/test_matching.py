@@ -422,6 +422,49 @@ def test_groups_that_the_job_lists_keep_operations_without_a_group_apart() -> No
     assert reasons(matched(rows, grouped([0, 1], [0, 2]))) == {"its group is unknown and the job has several"}
 
 
+def in_pairs(late: int = 40, ends: int = 0) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Ranks 0 and 1, 2 and 3 reduce five times, 100 us apart; in each rank 1 comes `late` us after rank 0.
+    The second pair leaves `ends` us later. Both list their pair and the group of all."""
+    us, rows = 1000, []
+    for n in range(5):
+        for rank in range(4):
+            came = late if rank == 1 else 0
+            left = late + 9 if rank < 2 else 9 + ends
+            rows.append(row(rank, (100 * n + came) * us, (100 * n + left) * us))
+    listed = [
+        [("0", [0, 1, 2, 3]), (str(1 + rank // 2), [rank // 2 * 2, rank // 2 * 2 + 1])] for rank in range(4)
+    ]
+    known = [
+        {"rank": rank, "world_size": 4, "clock_error": 0}
+        | {"groups": [{"name": name, "description": "", "ranks": ranks} for name, ranks in of_rank]}
+        for rank, of_rank in enumerate(listed)
+    ]
+    return rows, known
+
+
+def test_the_group_of_operations_that_name_none_is_the_only_one_that_times_allow() -> None:
+    """Ranks 2 and 3 leave long before rank 1 comes: not all ranks are in it."""
+    rows, known = in_pairs()
+    table = matched(rows, known)
+    assert reasons(table) == {""}
+    assert table.sort("rank")["group"].unique(maintain_order=True).to_list() == ["1 [0, 1]", "2 [2, 3]"]
+    waited = dict(table.group_by("rank").agg(pl.col("wait").sum()).iter_rows())
+    assert waited == {0: 200_000, 1: 0, 2: 0, 3: 0}
+    several = {"its group is unknown and the job has several"}
+    assert reasons(matched(rows[:12], known)) == several, "three may agree by chance"
+    without = matched(rows[:-1], known)  # one of rank 3's
+    assert reasons(without.filter(pl.col("rank") > 1)) == several
+    assert reasons(without.filter(pl.col("rank") < 2)) == {""}
+    assert reasons(matched(rows, known, trust_clocks=False)) == several
+
+
+def test_operations_that_all_ranks_leave_together_are_of_all_and_else_of_nobody_knows_whom() -> None:
+    rows, known = in_pairs(late=0)
+    assert set(matched(rows, known)["group"].to_list()) == {"0 [0, 1, 2, 3]"}
+    rows, known = in_pairs(late=0, ends=30)
+    assert reasons(matched(rows, known)) == {"its group is unknown and the job has several"}
+
+
 def test_ranks_below_the_highest_are_missed_where_no_world_size_is_known() -> None:
     table = matched([row(2, 0, 9), row(3, 4, 9)], [{"rank": 2}, {"rank": 3}])
     assert reasons(table) == {"only 2 of at least 4 ranks are here and its group is unknown"}

@@ -84,6 +84,22 @@ def test_a_rank_whose_replay_gains_nothing_is_not_late_alone() -> None:
     assert told.evidence == ("why",)
 
 
+def test_a_rank_that_surely_costs_less_than_it_is_late_by_is_told_by_what_it_costs() -> None:
+    """A stage of a pipeline is late by 30 ms, half of which the others wait for the schedule anyway."""
+    claim = (
+        "Rank 1 is 30.0 ms late per step (30.0 %): 31.0 ms of data loading; the others wait 30.0 ms for it."
+    )
+    late = replace(a_finding(edit="even-ranks:1", rank=1), claim=claim)
+    surely = PredictedGain(14 * MS, 12 * MS, 15 * MS)
+    bubble, told = predicted([late, a_finding("", 20 * MS)], Replays({late.edit: surely}))
+    assert told.claim == "Rank 1 makes a step 14.0 ms longer (14.0 %): 31.0 ms of data loading."
+    assert told.evidence[0].startswith("it comes 30.0 ms late, but the others wait for each other too")
+    assert (told.size, bubble.size) == (14 * MS, 20 * MS)
+    for gains in (PredictedGain(14 * MS, 12 * MS, 29 * MS), PredictedGain(5 * MS, 4 * MS, 6 * MS)):
+        (same,) = predicted([late], Replays({late.edit: gains}))
+        assert same.claim == claim
+
+
 def test_a_gain_of_an_unknown_bound_is_predicted_or_unknown() -> None:
     unknown = Finding("slow", "It is slow.", "unknown", ("why",), "mend it", edit="even-work")
     assert gain(unknown, WHOLE) == "unknown"

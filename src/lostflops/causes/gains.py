@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from lostflops.errors import LostflopsError
@@ -16,10 +16,15 @@ MOST_EDITS = 3
 MOST_EVENTS = 2_000_000  # of a recording: replaying one takes a second for each million
 DISAPPOINTS = 0.5  # of what a finding costs, that a replay without its cause has to gain to keep its place
 SURELY = 1.1  # times what a late rank is seen to cost, from which on a replay's least is surely more
+SOME_OF_IT = 0.25  # of that, which it costs at least that is not late alone
 PASSED_ON = (
     "that is more than is waited for it: who waits for it comes late to others, which a replay with it like "
     "the others adds up"
 )
+SOME_ANYWAY = (
+    "it comes {} late, but the others wait for each other too: with it like them, a replay gains less"
+)
+WAITS_FOR_IT = re.compile(r"; the others(?: here)? wait [\d.,]+ \S+ for it")
 LATE = re.compile(r"(Rank \d+) is ([\d.,]+ \S+) late per step (\([\d.]+ %\))")
 NOT_ALONE = "with {} like the others a step is as long, as a replay shows: others are as late"
 LEAST = 0.01  # of the step, from which on what a finding costs is worth a replay
@@ -44,7 +49,8 @@ def predicted(findings: tuple[Finding, ...], session: Session, mean_step: float)
     told = [
         _with(f, gains[f.edit], mean_step) if f.edit in gains and first[f.edit] is f else f for f in findings
     ]
-    return tuple(_by_worth(told))
+    cheaper = {after.name for before, after in zip(findings, told, strict=True) if after.size < before.size}
+    return tuple(_by_worth(told, cheaper))
 
 
 def gained(session: Session, edit: str) -> int:
@@ -58,12 +64,14 @@ def gained(session: Session, edit: str) -> int:
     return 0 if gain.refused else max(0, gain.ns)
 
 
-def _by_worth(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings in their order, but what gains far less than it costs after what is worth more."""
+def _by_worth(findings: Sequence[Finding], cheaper: Collection[str] = ()) -> list[Finding]:
+    """The findings in their order, but what gains far less than it costs, or costs less than it was thought
+    to (`cheaper`), after what is worth more."""
     placed = list(findings)
     for at in reversed(range(len(placed))):
         finding = placed[at]
-        while _disappoints(finding) and at + 1 < len(placed) and _worth(placed[at + 1]) > _worth(finding):
+        moves = finding.name in cheaper or _disappoints(finding)
+        while moves and at + 1 < len(placed) and _worth(placed[at + 1]) > _worth(finding):
             placed[at], placed[at + 1] = placed[at + 1], finding
             at += 1
     return placed
@@ -111,18 +119,26 @@ def _not_alone(finding: Finding, gain: PredictedGain, mean_step: float) -> Findi
 
 
 def _with_passed_on(finding: Finding, gain: PredictedGain, mean_step: float) -> Finding:
-    """A late rank at what it costs where that is surely more than what is seen to wait for it.
+    """A late rank at what it costs where that is surely more than what is seen to wait for it, or less.
 
-    Who waits for it comes late to other groups, and what runs after that hides less: only a replay adds that
-    up.
+    Who waits for it comes late to other groups, and what runs after that hides less; stages of a pipeline
+    wait for some of its lateness anyway: only a replay adds that up.
     """
     late = LATE.match(finding.claim) if finding.rank is not None and not gain.refused else None
-    if late is None or gain.low_ns < max(SURELY * finding.size, finding.size + LEAST * mean_step):
+    if late is None:
+        return finding
+    size, beside = finding.size, LEAST * mean_step
+    rest = finding.claim[late.end() :]
+    if gain.low_ns >= max(SURELY * size, size + beside):
+        why = PASSED_ON
+    elif SOME_OF_IT * size <= gain.ns and gain.high_ns <= min(size / SURELY, size - beside):
+        why, rest = SOME_ANYWAY.format(late[2]), WAITS_FOR_IT.sub("", rest)
+    else:
         return finding
     cost = f"{milliseconds(gain.ns)} longer ({percent(gain.ns, mean_step)})"
     return replace(
         finding,
-        claim=f"{late[1]} makes a step {cost}{finding.claim[late.end() :]}",
+        claim=f"{late[1]} makes a step {cost}{rest}",
         cost_per_step=gain.ns,
-        evidence=(PASSED_ON, *finding.evidence),
+        evidence=(why, *finding.evidence),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 
@@ -188,6 +188,15 @@ class Given:
         where none is known."""
         mine = next((ranks for ranks in self.meeting if rank in ranks), frozenset[int]()) & self.steps.keys()
         return mine if len(mine) > 1 else frozenset(self.steps)
+
+    def part_of(self, rank: int) -> Given:
+        """What is given of the ranks that this one meets: itself, where these are all."""
+        ranks = self.meet(rank)
+        if ranks == self.steps.keys():
+            return self
+        rows = (self.ledger, self.names, self.waited)
+        ledger, names, waited = (each.filter(pl.col("rank").is_in([*ranks])) for each in rows)
+        return replace(self, ledger=ledger, names=names, waited=waited, meeting=())
 
     @cached_property
     def most_waiting(self) -> frozenset[int]:

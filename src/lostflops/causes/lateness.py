@@ -10,7 +10,7 @@ for most of the waiting, and the late one is told by waiting least.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -70,7 +70,22 @@ def late_rank(given: Given) -> Late | None:
     known = table.filter(pl.col("rank").is_not_null())
     if known.height < 2:
         return None
-    return _blamed(given, known) or _waits_least(given, known)
+    part = given.part_of(known["rank"][0])
+    if part is given:
+        return _blamed(given, known) or _waits_least(given, known)
+    late = _blamed(part, _of_part(part, given, known))
+    share = part.num_steps / given.num_steps
+    return late and replace(
+        late, share=share, explains=round(share * late.explains), delays=round(share * late.delays)
+    )
+
+
+def _of_part(part: Given, given: Given, known: pl.DataFrame) -> pl.DataFrame:
+    """Who is waited for among the ranks of a part that meets no others, of a mean step and rank of theirs."""
+    of_all = given.num_steps / part.num_steps
+    here = known.filter(pl.col("rank").is_in([*part.steps]))
+    means = [(pl.col(name) * of_all).round().cast(pl.Int64) for name in ("per_step", "delayed")]
+    return here.with_columns(*means, blame_share=pl.col("blame") / pl.col("blame").sum())
 
 
 def _blamed(given: Given, known: pl.DataFrame) -> Late | None:
@@ -107,13 +122,24 @@ def _all_waiting(given: Given, excess: Excess) -> int:
 
     Whoever waits for it makes others wait in operations without it, where no one rank is seen to be last.
     """
-    own = [ns for rank, (ns, _) in spent(given).items() if rank != excess.rank]
     linked = any(finding.name == SLOW_LINK for finding in given.findings)
     known = not given.waited.filter(pl.col("on") == excess.rank).is_empty()
-    if not known or linked or has_stages(given) or max(own) - median(own) > ALIKE * excess.ns:
+    if not known or linked or has_stages(given) or not _have_alike(given, excess):
         return 0
     ranks = len(given.steps)
     return min(given.accounts.get(WAIT, 0), excess.ns * (ranks - 1) // ranks)
+
+
+def alone_in_that(given: Given, late: Late, beside: Collection[int]) -> bool:
+    """Whether no other rank has more of its own to do than the others, by a part of what this one has, but
+    for those `beside` it that are told of as well."""
+    return _have_alike(given, late.excess, beside)
+
+
+def _have_alike(given: Given, excess: Excess, beside: Collection[int] = ()) -> bool:
+    apart = {excess.rank, *beside}
+    own = [ns for rank, (ns, _) in spent(given).items() if rank not in apart]
+    return bool(own) and max(own) - median(own) <= ALIKE * excess.ns
 
 
 def _waits_least(given: Given, known: pl.DataFrame) -> Late | None:
@@ -222,7 +248,11 @@ def _late(given: Given, row: Mapping[str, Any], ns: int, waited: int, excess: Ex
         waited, explains, ns = most, min(explains, most * (ranks - 1) // ranks), min(ns, most)
     later = 0 if has_stages(given) else (row.get("delayed") or 0) * ranks // max(1, ranks - 1)
     later = min(later, max(0, most - waited))  # no longer than what it has more of, beside the waiting for it
-    ns += later + beyond // ranks
+    # Without all that it has more of, a step is not shorter by more than that.
+    ns = max(ns, min(ns + later + beyond // ranks, excess.ns))
+    if has_stages(given):
+        # Stages that keep in step each wait as much longer as the step is, wherever lateness reaches them.
+        waited, explains = max(waited, ns - beyond), max(explains, (ns - beyond) * (ranks - 1) // ranks)
     return Late(
         rank=row["rank"],
         ns=ns,

@@ -20,6 +20,7 @@ from .between_ranks.several import EVEN_WORK, WAITS, for_several, is_one_of_many
 from .given import OTHER_HOST, Given, has_stages
 from .idle.micro_batches import LAUNCHES, in_many_micro_batches
 from .lateness import (
+    alone_in_that,
     chain,
     explained_by_work,
     late_rank,
@@ -36,7 +37,7 @@ from .longer_compute import (
     outside_alone,
     slower_compute,
 )
-from .names import BUBBLE, made_of
+from .names import BUBBLE, called, made_of
 from .one_rank.held_up import PAUSES
 from .one_rank.late import Excess, Late, also, says
 from .own_time.spent import faster_links_at_most, shared_at_most
@@ -94,7 +95,7 @@ def join_waiting(page: PageFindings) -> None:
     in_stage = late is not None and slow is not None and late.rank in slow.ranks and bool(stages(given))
     of_stage = late.explains if late is not None and in_stage and not uneven else 0
     late = None if uneven or of_stage else late
-    if late is not None and not page.reaches(late.ns, LATE_FROM):
+    if late is not None and not page.reaches(round(late.share * late.ns), LATE_FROM):
         late, among = None, late  # others are as late for another reason
     if late is not None:
         _late(page, late, waits)
@@ -125,8 +126,17 @@ def join_waiting(page: PageFindings) -> None:
     sure = min(moving, given.surely_waited // max(1, given.num_steps)) if has_stages(given) else 0
     # What waits without the link is the schedule's, or that of ranks with more of their own.
     of_schedule = left - explained_by_own(given) if given.over_slow_links and slow is None else 0
+    if late is not None and has_stages(given) and alone_in_that(given, late, slow.ranks if slow else ()):
+        of_schedule = left  # what a late rank of its own does not explain, and no other has more to do
     told = join_stages(
-        page, left - by_work + sure, paused_in_pairs, slow, of_stage, sure, of_schedule, alone=alone
+        page,
+        left - by_work + sure,
+        paused_in_pairs,
+        slow,
+        of_stage,
+        sure,
+        of_schedule,
+        alone=alone or of_schedule > 0,
     )
     # Operations whose members are not all here are no waiting in the ledger.
     moving, left = moving - max(0, told - left), max(0, left - told)
@@ -162,7 +172,7 @@ def _late_one(given: Given) -> Late | None:
 
 def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     """One rank is late: its cause is the finding, or belongs to that of all ranks."""
-    given = page.given
+    given, part = page.given, page.given.part_of(late.rank)
     same = page.about(late.cause)
     ranks = max(2, len(given.steps))
     on_all = same is not None and same.size * ranks > 2 * late.excess.main
@@ -199,9 +209,12 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             name=ARRIVES,
             claim=_claim(page, late),
             gain="at most",
-            ns_per_step=max(late.at_most, shared_at_most(given)) if shared else late.at_most,
-            cost_per_step=late.ns,
+            ns_per_step=round(
+                late.share * (max(late.at_most, shared_at_most(part)) if shared else late.at_most)
+            ),
+            cost_per_step=round(late.share * late.ns),
             evidence=(
+                *_of_all_ranks(late, given),
                 *chain(late, given),
                 *(
                     (f"rank {after.rank} is next: it {does_more(after.account, after.main)}",)
@@ -307,13 +320,13 @@ def _most_of_all(page: PageFindings, late: Late, waited: int) -> int:
 
 
 def _claim(page: PageFindings, late: Late) -> str:
-    given = page.given
+    given = page.given.part_of(late.rank)
     share = percent(late.ns, given.mean_step)
     others = "the others here" if late.seen and given.missing_ranks else "the others"
     why = f"{says(late)}; {others} wait {milliseconds(late.waited)} for it"
     if page.reaches(late.delays, LATE_FROM):
         ranks = len(given.steps)
-        bare = milliseconds(late.delays * ranks // (ranks - 1))
+        bare = milliseconds(round(late.delays / late.share) * ranks // (ranks - 1))
         why += f", and then transfer for {bare} with nothing left to compute"
     if late.only_step is not None:
         once = f"Rank {late.rank} is {milliseconds(late.ns * late.steps)} late once, in step {late.only_step}"
@@ -322,6 +335,14 @@ def _claim(page: PageFindings, late: Late) -> str:
     if when := late_when(late, given):
         return f"{said}, {when}. Spread over all steps: {why}."
     return f"{said}: {why}."
+
+
+def _of_all_ranks(late: Late, given: Given) -> Iterator[str]:
+    """What its lateness is of a mean step of all ranks, where some meet it in no operation."""
+    others = sorted(given.steps.keys() - given.meet(late.rank))
+    if others:
+        ns = milliseconds(round(late.share * late.ns))
+        yield f"{called(others)} take part in nothing with it: of a mean step of all ranks that is {ns}"
 
 
 def _doubts(page: PageFindings, late: Late, waits: Finding | None) -> Iterator[str]:

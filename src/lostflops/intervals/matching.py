@@ -36,6 +36,7 @@ from lostflops.intervals.order import (
     numbered,
     sorted_by,
 )
+from lostflops.intervals.unnamed_groups import with_groups
 
 # Nobody can leave these before everybody has arrived. The root of a broadcast can.
 SYNCHRONISING = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "barrier")
@@ -78,6 +79,8 @@ def matches(collectives: pl.LazyFrame, ranks: pl.LazyFrame, *, trust_clocks: boo
     """
     known = ranks.select("rank", "world_size", "clock_error", "groups").unique("rank", keep="first").collect()
     given = collectives.collect()
+    if trust_clocks and given["group"].null_count() and _num_memberships(known) > 1:
+        given = with_groups(given, known, synchronising=SYNCHRONISING, unknown_error=UNKNOWN_ERROR)
     reasons = _Reasons()
     rows = _Rows.of(given, known, reasons)
     keys = np.full((given.height, 5), -1)

@@ -107,7 +107,9 @@ def exposed_communication(
         page.put(made_of(told, exposed_operations(given)))
         return
     worth = waited >= WAITING_TOLD * (moving + waited)
-    waiting = f", {milliseconds(waited)} of it waiting" if worth else ""
+    absent = _awaited_without_steps(given) if worth else None
+    whom = "" if absent is None else f" for rank {absent}, of which no step was recorded whole"
+    waiting = f", {milliseconds(waited)} of it waiting{whom}" if worth else ""
     elsewhere = given.accounts.get("communication.wait", 0) - waited >= WAITING_TOLD * (moving + waited)
     unknown = min(moving, given.accounts.get("communication.exposed", 0))
     untold = f"{milliseconds(unknown)} of it may be waiting for other ranks" if unknown else ""
@@ -116,7 +118,7 @@ def exposed_communication(
         _between_stages(page, base, moving + waited, unknown)
         return
     longer = min(unknown, given.beyond_fastest // max(1, given.num_steps))
-    if 2 * longer >= moving + waited:
+    if 2 * (longer + (waited if absent is not None else 0)) >= moving + waited and longer:
         late = f"{milliseconds(longer)} of it is longer than the same takes at its fastest: {NOT_HERE}"
         base = replace(base, doubt=" ".join(filter(None, (base.doubt, late))))
     if passing := _past_slow_links(page, moving + waited):
@@ -361,6 +363,16 @@ def _past_slow_links(page: PageFindings, cost: int) -> str:
     )
 
 
+def _awaited_without_steps(given: Given) -> int | None:
+    """The rank that others wait for nearly always and that has no step that counts, so that nothing tells
+    what makes it late; None where there is none."""
+    table = given.table("communication_imbalance")
+    if table is None or table.is_empty():
+        return None
+    rank, share = table.select("rank", "blame_share").row(0)
+    return rank if rank is not None and rank not in given.steps and (share or 0) >= MOSTLY_ONE else None
+
+
 def _one_comes_last(page: PageFindings) -> Iterator[str]:
     """The rank that comes to collectives long after the others, which compute meanwhile: nobody waits for it
     in the open, but it has no compute left to hide them with."""
@@ -370,11 +382,12 @@ def _one_comes_last(page: PageFindings) -> Iterator[str]:
     # Of a rank without a step that counts, nobody knows what a mean one holds.
     first = table.drop_nulls("rank").head(1).filter(pl.col("rank").is_in([*given.steps]))
     for row in first.iter_rows(named=True):
-        led = (row["lead"] or 0) // given.steps[row["rank"]]
+        # Operations that are under way at a time are led by the same lateness, each of them.
+        led = (row["lead"] or 0) // max(1, row["last"])
         waited = (row["per_step"] or 0) * len(given.steps)
         if (row["blame_share"] or 0) >= MOSTLY_ONE and page.reaches(led, LED) and 2 * waited < led:
             yield (
-                f"rank {row['rank']} comes {milliseconds(led)} per step after the others, which compute "
+                f"rank {row['rank']} comes {milliseconds(led)} after the others, which compute "
                 f"meanwhile: last in {row['last']:,} of {row['collectives']:,} collectives"
             )
 

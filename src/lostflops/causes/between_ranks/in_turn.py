@@ -21,10 +21,11 @@ from lostflops.causes.one_rank.late import more_of
 from lostflops.causes.own_time.spent import MAY_WAIT, like_others_at_most, like_the_least_at_most
 from lostflops.causes.own_time.together import Turns, late_together, turns
 from lostflops.causes.page_findings import PageFindings
+from lostflops.causes.stages import WAITS_FROM
 from lostflops.causes.waited_for import WAITED_THERE, dearer
 from lostflops.finding import Finding, milliseconds, percent
 
-from .advice import beyond_others, evener, for_one
+from .advice import Advice, beyond_others, evener, for_one
 from .few_ranks import doubt_about_others
 from .several import EXPLAINED, MOST_ADVISED, NEARLY_ALL, bound_of, told_together, uneven, waiting_for
 
@@ -70,10 +71,13 @@ def in_turn(
     if same is not None:
         idle = sum(given.accounts.get(account, 0) for account in same.accounts if account != WAITING)
         already = max(0, same.size - idle) if WAITING in same.accounts else 0
-        fact = f"{who} because of it: ranks wait {milliseconds(waited + already)} per step for each other"
+        # Waiting that one rank's finding has is taken away already, and with it what else makes that late.
+        others = _for_other_causes(page, found, waited, already, waits) if told_of is None else 0
+        for_it = milliseconds(waited - others + already)
+        fact = f"{who} because of it: ranks wait {for_it} per step for each other"
         rest = (told for told in same.evidence if not told.endswith(WAITED_THERE))
         told = replace(same, evidence=(fact, *rest))
-        page.replace(same, dearer(page, told, waited, bound_of(waits)))
+        page.replace(same, dearer(page, told, waited - others, bound_of(waits)))
         return waited
     said = label(found.account)
     one_account = found.share >= MAIN_SHARE
@@ -83,7 +87,8 @@ def in_turn(
     if evened:
         remedy, named = evened.text, evened.remedies
     elif one_account and found.account != "compute":
-        remedy, named = advised(page, found.account, device_slow=False)
+        told_to = _for_few(page, found) or Advice(*advised(page, found.account, device_slow=False))
+        remedy, named = told_to.text, told_to.remedies
     else:
         key = FINDING_OF.get(found.account, UNEVEN)
         remedy, named = given.advice(key, EVENER), given.named(key)
@@ -102,6 +107,8 @@ def in_turn(
         account=found.account,
         doubt=doubt_about_others(given),
     )
+    if one_account and found.account != "compute" and _are_few(page.given, found.ranks):
+        told = replace(told, edit=like_the_others(found.ranks))
     told_by_kernels = found.account == "compute" and not same_work
     # Sums over all steps do not tell what ranks do that are late in some of them each.
     more = asks_for_more_in_turn(found.ranks, given) if told_by_kernels else ""
@@ -115,6 +122,19 @@ def in_turn(
         told = replace(shared, ns_per_step=max(shared.ns_per_step, told.ns_per_step if more else 0))
     page.put(told)
     return waited
+
+
+def _are_few(given: Given, ranks: tuple[int, ...]) -> bool:
+    return len(ranks) <= MOST_ADVISED and len(ranks) < len(given.steps)
+
+
+def _for_few(page: PageFindings, found: Turns) -> Advice | None:
+    """What to do on a few ranks that are late in turn by one account, where that is the same on each."""
+    if not _are_few(page.given, found.ranks):
+        return None
+    each = {advice.text: advice for advice in (for_one(page, rank, found.account) for rank in found.ranks)}
+    (told, *more) = each.values()
+    return None if more else replace(told, text=told.on(called(found.ranks)))
 
 
 def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding | None) -> None:
@@ -139,6 +159,35 @@ def _in_turn_apart(page: PageFindings, found: Turns, waited: int, waits: Finding
         )
         told = replace(same, evidence=(fact, *same.evidence))
         page.replace(same, dearer(page, told, share, like_the_least_at_most(given)))
+    _told_apart(page, rest, waits)
+
+
+def _for_other_causes(
+    page: PageFindings, found: Turns, waited: int, already: int, waits: Finding | None
+) -> int:
+    """What of the waiting for ranks that are late in turn is due to other accounts than the main one, ns: it
+    is told with these. The finding about the main one counts `already` ns of waiting."""
+    rest: list[tuple[int, str, int]] = []
+    others = 0
+    for rank, account, ns in found.beside:
+        share = (waited + already) * ns // max(1, found.explained) - _counted_already(page, rank, account)
+        if share < NAMED_FROM * waited or others + share > waited:
+            continue
+        same = page.about(account)
+        if same is not None:
+            fact = f"ranks wait {milliseconds(share)} per step for those that have more of it"
+            told = replace(same, evidence=(fact, *same.evidence))
+            page.replace(same, dearer(page, told, share, like_the_least_at_most(page.given)))
+        elif page.reaches(share, WAITS_FROM):
+            rest.append((rank, account, share))
+        others += share
+    _told_apart(page, rest, waits)
+    return others
+
+
+def _told_apart(page: PageFindings, rest: list[tuple[int, str, int]], waits: Finding | None) -> None:
+    """A finding about ranks that are late in turn, each by an account and for so many ns of waiting."""
+    given = page.given
     if not rest:
         return
     for_them = sum(share for _, _, share in rest)

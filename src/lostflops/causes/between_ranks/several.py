@@ -81,7 +81,20 @@ def _group(given: Given) -> LateTogether | None:
     if group is None or not has_stages(given):
         return group
     known = stages(given).values()
-    return None if not known or any({*group.ranks} <= {*ranks} for ranks in known) else group
+    if not known or any({*group.ranks} <= {*ranks} for ranks in known):
+        return None
+    # One may be slow and another have more layers: nothing is to be done about both of them.
+    return group if group.account != "compute" or len(_kinds_of_longer(group, given)) == 1 else None
+
+
+def _kinds_of_longer(group: LateTogether, given: Given) -> set[bool | None]:
+    """Whether the devices of ranks that compute longer are to blame, of each; none where nothing tells."""
+    found: set[bool | None] = set()
+    for rank in group.ranks:
+        beside = [other for other in group.ranks if other != rank]
+        why = slower_compute(rank, replace(given, work=given.work.filter(~pl.col("rank").is_in(beside))))
+        found.add(why[1] if why else None)
+    return found
 
 
 def told_together(

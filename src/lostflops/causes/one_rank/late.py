@@ -68,6 +68,7 @@ class Late:
     explains: int = 0  # waiting that it causes, of a mean step and rank, ns
     delays: int = 0  # exposed transfer of the others that begins late for it, of a mean step and rank, ns
     at_most: int = 0  # what its being like the others could gain, of a mean step and rank, ns
+    share: float = 1.0  # of the steps of all ranks, that are those of the ranks it meets: `ns` is of these
     seen: str = ""  # what tells that it is late, where not all members of collectives are here
 
     @cached_property

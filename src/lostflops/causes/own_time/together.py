@@ -80,6 +80,8 @@ class Turns:
     # Of few ranks each one's account with most beyond the others in its steps, and how much of that there is
     # in all steps, ns; where these differ.
     apart: tuple[tuple[int, str, int], ...] = ()
+    # What ranks wait because of other accounts: the rank with most of each, and ns in a mean step and rank.
+    beside: tuple[tuple[int, str, int], ...] = ()
 
 
 def turns(given: Given) -> Turns | None:
@@ -123,7 +125,24 @@ def turns(given: Given) -> Turns | None:
         each = own_most.filter(pl.col("ns") >= NAMED_FROM * pl.col("ns").sum()).sort("rank")
         if each["account"].n_unique() > 1 and each.height <= MOST_CAUSES:
             apart = each.select("rank", "account", "ns").rows()
-    return Turns(explained, more["account"][0], share, ranks, tuple(apart))
+    main = more["account"][0]
+    # A step's waiting is due to the accounts by which its last rank is late, as much as each of them is.
+    due = beyond.join(spread, on=["step", "rank"]).with_columns(
+        ns=pl.col("spread") * pl.col("ns") / pl.col("ns").sum().over("step")
+    )
+    by_rank = due.fill_nan(0).group_by("account", "rank").agg(pl.col("ns").sum()).sort("ns", "rank")
+    others = by_rank.group_by("account").agg(pl.col("rank").last(), pl.col("ns").sum() // spread.height)
+    beside = others.filter(pl.col("account") != main, pl.col("ns") > 0).sort(
+        "ns", "rank", descending=[True, False]
+    )
+    return Turns(
+        explained,
+        main,
+        share,
+        ranks,
+        tuple(apart),
+        tuple(beside.select("rank", "account", "ns").cast({"ns": pl.Int64}).rows()),
+    )
 
 
 def explained_by_own(given: Given) -> int:

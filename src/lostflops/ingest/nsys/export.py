@@ -170,7 +170,7 @@ class TableSource(Protocol):
 
     def counts(self, table: str, by: Sequence[str]) -> pl.DataFrame:
         """How many `rows` there are of each combination of `by`, and how long in all (`busy`, ns as a
-        float)."""
+        float) and at most (`longest`)."""
         ...
 
     def close(self) -> None: ...
@@ -236,11 +236,13 @@ class Export:
         return found
 
     def census(self, table: str) -> pl.DataFrame:
-        """How many `rows` of a table each `process` and `device` has, and `busy`, their duration in all.
+        """How many `rows` of a table each `process` and `device` has, `busy`, their duration in all, and
+        `longest`, that of the longest one, ns.
 
         Process and device are null where the table does not say.
         """
-        schema = {"process": pl.Int64(), "device": pl.Int64(), "rows": pl.Int64(), "busy": pl.Float64()}
+        whole, part = pl.Int64(), pl.Float64()
+        schema = {"process": whole, "device": whole, "rows": whole, "busy": part, "longest": part}
         if not self.has(table):
             return pl.DataFrame(schema=schema)
         present = self._source.columns[table] & set(INTEGERS[table].split())
@@ -251,12 +253,12 @@ class Export:
             self._source.counts(table, by)
             .select(
                 pl.col("rows").cast(pl.Int64),
-                pl.col("busy").cast(pl.Float64),
+                pl.col("busy", "longest").cast(pl.Float64),
                 process=process_of(owner) if owner else nothing,
                 device=pl.col("deviceId") if "deviceId" in by else nothing,
             )
             .group_by("process", "device")
-            .agg(pl.col("rows", "busy").sum())
+            .agg(pl.col("rows", "busy").sum(), pl.col("longest").max())
             .filter(pl.col("rows") > 0)
             .select(list(schema))
         )

@@ -111,8 +111,12 @@ class TableFolder:
         length = pl.col("end") - pl.col("start")
         # Rows with a broken time must not decide which devices count.
         sane = (pl.col("start") != 0) & length.is_between(0, LONGEST_DURATION)
-        busy = length.filter(sane).cast(pl.Float64).sum() if timed else pl.lit(0.0)
-        sums = [pl.len().cast(pl.Int64).alias("rows"), busy.alias("busy")]
+        lengths = length.filter(sane).cast(pl.Float64) if timed else pl.lit(0.0)
+        sums = [
+            pl.len().cast(pl.Int64).alias("rows"),
+            lengths.sum().alias("busy"),
+            lengths.max().fill_null(0.0).alias("longest"),
+        ]
 
         def counted(piece: pl.LazyFrame) -> pl.LazyFrame:
             schema = piece.collect_schema()
@@ -122,7 +126,7 @@ class TableFolder:
             return keyed.group_by(by).agg(sums) if by else keyed.select(sums)
 
         found = self._collect(table, counted)
-        together = pl.col("rows", "busy").sum()
+        together = (pl.col("rows", "busy").sum(), pl.col("longest").max())
         return found.group_by(by).agg(together) if by else found.select(together)
 
     def close(self) -> None:

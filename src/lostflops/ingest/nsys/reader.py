@@ -41,6 +41,8 @@ from lostflops.tables import FAMILY, NAME, TABLES
 # A device that a process merely touches is no rank of its own, nor is a process that merely touches a device:
 # these are shares of the process's time on devices, and of the busiest process's.
 SECOND_DEVICE_SHARE, HELPER_SHARE = 0.05, 0.01
+# How long GPU work took without the longest row, where there are others: a broken time may last for hours.
+USUAL = pl.col("busy") - pl.when(pl.col("busy") > pl.col("longest")).then("longest").otherwise(0.0)
 # With more launches missing than this, what is said of launches is said of a sample.
 MANY_LOST = 0.05
 HOST_TABLES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "OSRT_API", "SYSCALL")
@@ -187,11 +189,11 @@ def _homes(export: Export) -> list[_Home]:
         ranked = (
             work.filter(mine)
             .group_by("device")
-            .agg(pl.col("rows", "busy").sum())
+            .agg(pl.col("rows", "busy").sum(), pl.col("longest").max())
             .sort("busy", "rows", "device", descending=[True, True, False])
         )
         busy = ranked.filter(
-            (pl.col("busy") >= SECOND_DEVICE_SHARE * pl.col("busy").sum()) & (pl.col("busy") > 0)
+            (pl.col("busy") >= SECOND_DEVICE_SHARE * USUAL.sum()) & (pl.col("busy") > 0)
             | (pl.int_range(pl.len()) == 0)
         )
         devices = tuple(busy.sort("device")["device"].to_list())
@@ -205,9 +207,11 @@ def _ranks_and_helpers(export: Export, work: pl.DataFrame) -> tuple[list[int], p
     """The processes whose GPU work makes them ranks, and the work of the others.
 
     A process that tries a compiled kernel, or a monitor, has a hundredth of a rank's, and talks to no rank.
+    One row that lasts for hours, as a broken time makes it, does not make the others helpers.
     """
-    busy = work.drop_nulls("process").group_by("process").agg(pl.col("rows", "busy").sum()).sort("process")
-    little = busy.filter(pl.col("busy") < HELPER_SHARE * pl.col("busy").max())
+    of_process = work.drop_nulls("process").group_by("process")
+    busy = of_process.agg(pl.col("rows", "busy").sum(), pl.col("longest").max()).sort("process")
+    little = busy.filter(pl.col("busy") < HELPER_SHARE * USUAL.max())
     talking = [*mpi_ranks(export), *(_talkers(export, []) if little.height else [])]
     helpers = little.filter(~pl.col("process").is_in(talking))
     return [p for p in busy["process"].to_list() if p not in set(helpers["process"])], helpers
@@ -218,7 +222,7 @@ def _gpu_work(export: Export) -> pl.DataFrame:
     return (
         pl.concat([export.census(table) for table in cuda.GPU_WORK])
         .group_by("process", "device")
-        .agg(pl.col("rows", "busy").sum())
+        .agg(pl.col("rows", "busy").sum(), pl.col("longest").max())
     )
 
 

@@ -122,14 +122,15 @@ class SqliteFile:
         # Rows with a broken time must not decide which devices count.
         sane = f'"start" <> 0 AND {length} BETWEEN 0 AND {LONGEST_DURATION}'
         busy = f"total(iif({sane}, {length}, 0))" if timed else "0.0"
+        longest = f"coalesce(max(iif({sane}, {length}, 0)), 0)" if timed else "0"
         keys = ", ".join(f'"{c}"' for c in by)
         source = self._rows_of(table, [*by, *(("start", "end") if timed else ())])
-        grouped = f'SELECT {keys}{", " if by else ""}count(*) AS "rows", {busy} AS "busy" FROM {source}'
+        counted = f'count(*) AS "rows", {busy} AS "busy", {longest} AS "longest"'
+        grouped = f"SELECT {keys}{', ' if by else ''}{counted} FROM {source}"
         if by:
             grouped += f" GROUP BY {keys}"
-        return self._query(
-            "SELECT " + ", ".join([*(_integer(c) for c in by), "rows", "busy"]) + f" FROM ({grouped})"
-        )
+        columns = ", ".join([*(_integer(c) for c in by), "rows", "busy", "longest"])
+        return self._query(f"SELECT {columns} FROM ({grouped})")
 
     def close(self) -> None:
         self._connection.close()

@@ -1,0 +1,109 @@
+"""Which of a job's process groups ran the operations that name none, as gloo's do, where times leave but one.
+
+Operations of one kind and size are of one group, and the n-th on each of its ranks belong together: all have
+as many, and nobody leaves a synchronising one before everybody has come. Groups that contradict that are out.
+Of the others the largest is the one, for no part of it can contradict what it agrees with; but its parts may
+meet by chance, so where it has some, all of its ranks have to leave together as well.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+ALIKE = ("kind", "bytes_in")
+FEWEST = 4  # operations that are alike, from which on times say enough
+LEFT_APART, OF_STAY = (
+    20_000,
+    0.25,
+)  # ns and share of the stay, by which the ranks of a whole group may leave apart
+SELDOM = 0.05  # of the operations, in which they may
+
+
+def with_groups(
+    given: pl.DataFrame, known: pl.DataFrame, *, synchronising: tuple[str, ...], unknown_error: int
+) -> pl.DataFrame:
+    """`given` with the group and its size of operations that name none, where that is certain.
+
+    Where no clock error is known, times may contradict each other by `unknown_error`, ns.
+    """
+    of_none = pl.col("group").is_null() & pl.col("kind").cast(pl.String).is_in(synchronising)
+    rows = given.with_row_index("row").filter(of_none)
+    sets = _sets(known)
+    if rows.is_empty() or sets["set"].n_unique() < 2:
+        return given
+    error = known.select("rank", slack=2 * pl.col("clock_error"))
+    same = rows.select(
+        "row",
+        "rank",
+        "arrival",
+        "end",
+        kind=pl.col("kind").cast(pl.String),
+        bytes_in=pl.col("bytes_in").fill_null(-1),
+    ).join(error, on="rank", how="left")
+    same = same.sort("arrival", "end", "row").with_columns(nth=pl.int_range(pl.len()).over("rank", *ALIKE))
+    stays = pl.col("end") - pl.col("arrival")
+    each = (
+        same.join(sets, on="rank")
+        .group_by("set", "label", "size", *ALIKE, "nth")
+        .agg(
+            whole=pl.len() == pl.col("size").first(),
+            over=pl.col("arrival").max() - pl.col("end").min(),
+            slack=pl.col("slack").fill_null(unknown_error).max(),
+            apart=pl.col("end").max() - pl.col("end").min()
+            > pl.max_horizontal(LEFT_APART, OF_STAY * stays.min()),
+        )
+    )
+    fits = (
+        each.group_by("set", "label", "size", *ALIKE)
+        .agg(
+            fits=(pl.col("whole") & (pl.col("over") <= pl.col("slack"))).all() & (pl.len() >= FEWEST),
+            apart=pl.col("apart").mean(),
+        )
+        .filter("fits")
+    )
+    of_rank = sets.join(fits, on=["set", "label", "size"]).with_columns(
+        parts=pl.len().over("rank", *ALIKE) > 1,
+        largest=pl.col("size") == pl.col("size").max().over("rank", *ALIKE),
+    )
+    only = of_rank.filter("largest").filter(pl.len().over("rank", *ALIKE) == 1)
+    sure = only.filter(~pl.col("parts") | (pl.col("apart") <= SELDOM))
+    of_all = sure.filter(pl.len().over("set", *ALIKE) == pl.col("size"))
+    told = same.join(of_all.select("rank", *ALIKE, "label", "size"), on=["rank", *ALIKE]).select(
+        "row", "label", "size"
+    )
+    if told.is_empty():
+        return given
+    size = given.schema["group_size"]
+    found = given.with_row_index("row").join(told, on="row", how="left", maintain_order="left")
+    return found.with_columns(
+        pl.coalesce(pl.col("group").cast(pl.String), "label").cast(given.schema["group"]),
+        pl.coalesce("group_size", pl.col("size").cast(size)),
+    ).drop("row", "label", "size")
+
+
+def _sets(known: pl.DataFrame) -> pl.DataFrame:
+    """The sets of ranks that the job's groups join, those of one rank apart: each rank of each, with what the
+    set is called in tables, and its size. None that has ranks that are not here."""
+    told = known.drop_nulls("groups").filter(pl.col("groups").list.len() > 0)
+    if told.is_empty():  # its lists may be of no kind then
+        return pl.DataFrame(schema={"set": pl.String, "label": pl.String, "size": pl.Int64, "rank": pl.Int32})
+    each = told.select(pl.col("groups").explode(empty_as_null=True).struct.unnest()).select(
+        "name", ranks=pl.col("ranks").list.unique().list.sort()
+    )
+    texts = pl.col("ranks").cast(pl.List(pl.String)).list.join(", ")
+    sets = (
+        each.filter(pl.col("ranks").list.len() > 1)
+        .with_columns(set=texts)
+        .group_by("set", "ranks")
+        .agg(name=pl.col("name").fill_null("").min())
+        .with_columns(
+            label=pl.col("name") + " [" + pl.col("set") + "]", size=pl.col("ranks").list.len().cast(pl.Int64)
+        )
+    )
+    of_ranks = (
+        sets.explode("ranks")
+        .rename({"ranks": "rank"})
+        .with_columns(pl.col("rank").cast(known.schema["rank"]))
+    )
+    here = of_ranks.join(known.select("rank"), on="rank", how="semi")
+    return here.filter(pl.len().over("set") == pl.col("size")).select("set", "label", "size", "rank")
