@@ -1015,7 +1015,14 @@ def test_what_alone_computes_longer_than_all_else_in_several_steps_makes_no_main
 
 @pytest.mark.parametrize(
     ("asked", "first", "num_steps", "fills"),
-    [(30, 60, 5, True), (0, 91, 5, False), (30, 60, 3, False), (30, 62, 5, False), (1, 60, 5, False)],
+    [
+        (30, 60, 5, True),
+        (0, 91, 5, False),
+        (30, 60, 3, False),
+        (30, 62, 5, False),
+        (8, 60, 5, True),
+        (7, 60, 5, False),
+    ],
 )
 def test_a_first_step_whose_device_has_no_work_yet_tells_nothing_of_the_others(
     asked: int, first: int, num_steps: int, fills: bool

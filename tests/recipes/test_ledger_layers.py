@@ -12,6 +12,7 @@ from lostflops.recipes import accounting, first_calls
 from lostflops.recipes.backward_threads import engines
 from lostflops.recipes.dispatching import dispatching
 from lostflops.recipes.idle.idle_gaps import idle_gaps
+from lostflops.recipes.launched_work import launched_work
 from lostflops.recipes.steps.ledger import step_ledger
 from lostflops.tables import COLLECTIVES, COPIES, KERNELS, LAUNCHES, OPERATORS, RANKS, STEPS
 from lostflops.testing import example_table
@@ -111,7 +112,7 @@ def test_a_gap_began_where_the_first_of_its_pieces_did_and_no_rank_goes_on_with_
 
 
 def test_work_without_time_ends_no_gap() -> None:
-    work = accounting._work(example_table(KERNELS, [{"start": 4, "end": 4}, {"start": 5, "end": 6}]), None)
+    work = launched_work(example_table(KERNELS, [{"start": 4, "end": 4}, {"start": 5, "end": 6}]), None)
     assert work is not None and work.collect()["start"].to_list() == [5]
 
 
