@@ -195,7 +195,9 @@ def _late(first: Finding, budget: Budget, length: str) -> str:
     if len(first.accounts) > 2:  # another account makes it late as well
         what = f"mostly {what or 'its own work makes'}"
     said = re.search(r" is ([\d.,]+ \S+) late (?:per step|once)", first.claim)
-    if said and said[1] != milliseconds(first.size):  # in a part of the job, or in one step
+    longer = " makes a step " in first.claim  # which is not by how much it is late
+    # It may be late in a part of the job, or in one step.
+    if longer or (said and said[1] != milliseconds(first.size)):
         costs = re.sub(r"\bmake(s?)$", r"cost\1", what or "its own work makes")
         cost = f"{milliseconds(first.size)} of the {length} ({percent(first.size, budget.mean)})"
         return f"Waiting for rank {first.rank}: {costs} {cost}."
