@@ -80,6 +80,17 @@ def test_a_late_rank_is_named_with_what_makes_it_late() -> None:
     assert verdict(found, first=late) == (
         "Waiting for rank 7: its data loader makes it 450 ns late in the 1.00 µs step (45.0 %)."
     )
+    # It meets some of the ranks only, or is late in one step of many.
+    is_late = (
+        "is 900 ns late per step (81.0 %)",
+        "is 900 ns late once, in step 2",
+        "makes a step 450 ns longer",
+    )
+    for so in is_late:
+        of_some = replace(late, claim=f"Rank 7 {so}.")
+        assert verdict(found, first=of_some) == (
+            "Waiting for rank 7: its data loader costs 450 ns of the 1.00 µs step (45.0 %)."
+        )
     starved = about("idle.data_loading", "communication.wait", cost=650)
     assert verdict(found, first=starved) == "Input-bound: the GPU is idle for 25.0 % of the 1.00 µs step."
 

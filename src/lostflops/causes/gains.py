@@ -46,8 +46,10 @@ def predicted(findings: tuple[Finding, ...], session: Session, mean_step: float)
     except LostflopsError:  # what cannot be replayed must not cost the reader the page
         return findings
     first = {f.edit: f for f in reversed(findings)}
+    staged = any(f.name == BUBBLE for f in findings)
     told = [
-        _with(f, gains[f.edit], mean_step) if f.edit in gains and first[f.edit] is f else f for f in findings
+        _with(f, gains[f.edit], mean_step, staged) if f.edit in gains and first[f.edit] is f else f
+        for f in findings
     ]
     cheaper = {after.name for before, after in zip(findings, told, strict=True) if after.size < before.size}
     return tuple(_by_worth(told, cheaper))
@@ -95,13 +97,13 @@ def _worth(finding: Finding) -> int:
     return min(finding.size, max(0, gain.ns))
 
 
-def _with(finding: Finding, gain: PredictedGain, mean_step: float) -> Finding:
+def _with(finding: Finding, gain: PredictedGain, mean_step: float, staged: bool) -> Finding:
     bound = finding.ns_per_step
     if finding.gain == "at most" and not gain.refused:
         bound = min(max(bound, gain.ns), round(mean_step))
         gain = replace(gain, high_ns=min(gain.high_ns, bound))
     told = replace(finding, predicted=gain, ns_per_step=bound)
-    return _not_alone(_with_passed_on(told, gain, mean_step), gain, mean_step)
+    return _not_alone(_with_passed_on(told, gain, mean_step, staged), gain, mean_step)
 
 
 def _not_alone(finding: Finding, gain: PredictedGain, mean_step: float) -> Finding:
@@ -118,7 +120,7 @@ def _not_alone(finding: Finding, gain: PredictedGain, mean_step: float) -> Findi
     )
 
 
-def _with_passed_on(finding: Finding, gain: PredictedGain, mean_step: float) -> Finding:
+def _with_passed_on(finding: Finding, gain: PredictedGain, mean_step: float, staged: bool) -> Finding:
     """A late rank at what it costs where that is surely more than what is seen to wait for it, or less.
 
     Who waits for it comes late to other groups, and what runs after that hides less; stages of a pipeline
@@ -131,7 +133,7 @@ def _with_passed_on(finding: Finding, gain: PredictedGain, mean_step: float) -> 
     rest = finding.claim[late.end() :]
     if gain.low_ns >= max(SURELY * size, size + beside):
         why = PASSED_ON
-    elif SOME_OF_IT * size <= gain.ns and gain.high_ns <= min(size / SURELY, size - beside):
+    elif staged and SOME_OF_IT * size <= gain.ns and gain.high_ns <= min(size / SURELY, size - beside):
         why, rest = SOME_ANYWAY.format(late[2]), WAITS_FOR_IT.sub("", rest)
     else:
         return finding

@@ -252,7 +252,8 @@ def _late(given: Given, row: Mapping[str, Any], ns: int, waited: int, excess: Ex
     ns = max(ns, min(ns + later + beyond // ranks, excess.ns))
     if has_stages(given):
         # Stages that keep in step each wait as much longer as the step is, wherever lateness reaches them.
-        waited, explains = max(waited, ns - beyond), max(explains, (ns - beyond) * (ranks - 1) // ranks)
+        longer = min(ns, excess.ns) - beyond
+        waited, explains = max(waited, longer), max(explains, longer * (ranks - 1) // ranks)
     return Late(
         rank=row["rank"],
         ns=ns,

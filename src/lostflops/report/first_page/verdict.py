@@ -194,9 +194,10 @@ def _late(first: Finding, budget: Budget, length: str) -> str:
         what = "its checkpoints make" if one[1] == "checkpoints" else "its logging makes"
     if len(first.accounts) > 2:  # another account makes it late as well
         what = f"mostly {what or 'its own work makes'}"
-    if (
-        f" {milliseconds(first.size)} " not in first.claim
-    ):  # it is later than that, in steps of its own or once
+    said = re.search(r" is ([\d.,]+ \S+) late (?:per step|once)", first.claim)
+    longer = " makes a step " in first.claim  # which is not by how much it is late
+    # It may be late in a part of the job, or in one step.
+    if longer or (said and said[1] != milliseconds(first.size)):
         costs = re.sub(r"\bmake(s?)$", r"cost\1", what or "its own work makes")
         cost = f"{milliseconds(first.size)} of the {length} ({percent(first.size, budget.mean)})"
         return f"Waiting for rank {first.rank}: {costs} {cost}."
