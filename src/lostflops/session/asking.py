@@ -366,7 +366,7 @@ class Session:
     def _made(self, wanted: Recipe, options: Mapping[str, Any]) -> pl.DataFrame | Skipped:
         """The recipe's table, computed now where that was not done ahead."""
         if not options and (known := self._ahead.pop(wanted.name, None)) is not None:
-            return pl.concat(known, rechunk=True)
+            return _joined(known)
         lacking = self._lacking(wanted)
         if lacking is not None:
             return lacking
@@ -413,6 +413,15 @@ class Session:
             return None if self.trace.has(name) else Skipped("", self.trace.absence(name))
         table = self._table(named(name), {})
         return table if isinstance(table, Skipped) else [table]
+
+
+def _joined(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """One table of its parts, which are let go column by column: all at once would be twice the memory."""
+    columns: list[pl.Series] = []
+    for name in parts[0].columns:
+        columns.append(pl.concat([part[name] for part in parts], rechunk=True))
+        parts[:] = [part.drop(name) for part in parts]
+    return pl.DataFrame(columns)
 
 
 def _reads_tables(name: str) -> bool:

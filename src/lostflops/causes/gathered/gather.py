@@ -175,15 +175,19 @@ def gather(
             return of_all_ranks([run_again(trace, counted, on_host)])
         return of_all_ranks(each(of_some_ranks.RUN_AGAIN))
 
-    def bare() -> tuple[dict[str, int], dict[str, int], dict[str, int], int]:
-        return (
+    def bare() -> tuple[dict[str, int], dict[str, int], dict[str, int], int, pl.DataFrame]:
+        told = (
             parts("purposes", lambda: exposed().by_purpose()),
             parts("operations", lambda: exposed().by_operation()),
             parts("stops", lambda: exposed().stops()) if _mostly_bare(answers) else {},
             total("gathered_again", lambda session, counted: exposed().gathered_again()),
         )
+        if not missing:
+            exposed.cache_clear()  # it is large, and nothing below reads it
+        waited = folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame()
+        return *told, waited
 
-    # It takes as long as all that is asked before it is read.
+    # It takes as long as all that is asked before it is read; two large ones at a time would take memory.
     of_bare = cache(session.meanwhile(bare))
     again = folded("again", RUN_AGAIN, computed_again)
     return Given(
@@ -246,7 +250,6 @@ def gather(
             HELD_UP,
             lambda: pl.concat([HELD_UP.to_frame(), *each(of_some_ranks.HELD_BY_ASYNC)]),
         ),
-        waited=folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame(),
         meeting=_sets(folded("meeting", MEETING, meeting)) if many else (),
         first_waits=total("first_waits", first) if many else 0,
         held_back=total("held_back", _held_back) if "communication_exposed" in answers else 0,
@@ -267,6 +270,7 @@ def gather(
         operations=of_bare()[1],
         stops=of_bare()[2],
         gathered_again=of_bare()[3],
+        waited=of_bare()[4],
         beyond_fastest=total("beyond_fastest", lambda session, counted: exposed().beyond_fastest())
         if missing
         else 0,

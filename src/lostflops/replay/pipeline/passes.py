@@ -40,8 +40,9 @@ def stage_passes(job: RankChains, pieces: pl.DataFrame) -> pl.DataFrame:
     `busy` is how long it computes. Empty where no ranks are a pipeline, or phases are not known.
     """
     places = job.ranks.filter(pl.col("stages") > 1)
-    phases = pieces.with_columns(pl.col("kind").str.strip_suffix(OF_EXPERTS))
-    computing = phases.filter(pl.col("kind").is_in(["forward", *BACK])).sort("rank", "start").lazy()
+    passing = [f"{phase}{of}" for phase in ("forward", *BACK) for of in ("", OF_EXPERTS)]
+    computing = pieces.filter(pl.col("kind").is_in(passing)).lazy()
+    computing = computing.with_columns(pl.col("kind").str.strip_suffix(OF_EXPERTS))
     sends = job.operations.filter(pl.col("kind") == "send")
     sent = sends.select("rank", start="ready", _sent=True).unique()
     runs = (

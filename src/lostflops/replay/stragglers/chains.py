@@ -276,17 +276,16 @@ def _segments(
     )
     within = windows.select("rank", _from="start", _to="end")
     cut = cut.join(within, on="rank").select("rank", at=pl.col("at").clip(pl.col("_from"), pl.col("_to")))
+    order = intervals.row_order(cut, ["rank", "at"])
+    # Chains stand rank by rank in the order of time, in which rows are joined to what came last.
     chain = (
-        cut.unique()
-        .sort("rank", "at")
+        cut[order[intervals.changes(cut, ["rank", "at"], order)]]
         .with_columns(end=pl.col("at").shift(-1).over("rank"))
         .drop_nulls("end")
         .rename({"at": "start"})
-        .sort("start")
         .join_asof(
             steps.select("rank", "step", "start").sort("start"), on="start", by="rank", check_sortedness=False
         )
-        .sort("rank", "start")
         .with_row_index("segment")
     )
     ended = operations.select("rank", "end", _ends=pl.lit(True)).unique()
@@ -302,11 +301,10 @@ def _segments(
         .agg(pl.col("rank").first(), pl.col("start").min(), pl.col("_quiet").first())
     )
     return (
-        chain.join(ended, on=["rank", "end"], how="left")
-        .join(sent, on=["rank", "start"], how="left")
-        .join(got, on=["rank", "end"], how="left")
+        chain.join(ended, on=["rank", "end"], how="left", maintain_order="left")
+        .join(sent, on=["rank", "start"], how="left", maintain_order="left")
+        .join(got, on=["rank", "end"], how="left", maintain_order="left")
         .with_columns(_before=pl.col("end") - 1)
-        .sort("_before")
         .join_asof(
             quiet.sort("start").select("rank", "_quiet", _since="start", _at="start"),
             left_on="_before",
@@ -323,7 +321,6 @@ def _segments(
             .then(pl.col("end") - pl.max_horizontal("_since", "start"))
             .otherwise(0)
         )
-        .sort("segment")
         .with_columns(
             # A pass ends where its message leaves, and begins where one arrives that was waited for.
             run=(
@@ -365,14 +362,14 @@ def _held(segments: pl.DataFrame, pieces: pl.DataFrame, kinds: Sequence[str]) ->
     return (
         held.with_columns(rest.alias(f"={GAPS}"))
         .unpivot(
-            [*columns, f"={GAPS}"],
+            sorted([*columns, f"={GAPS}"]),
             index=["segment", "rank", "step", "run"],
             variable_name="kind",
             value_name="own",
         )
-        .with_columns(pl.col("kind").str.slice(1))
         .filter(pl.col("own") != 0)
-        .sort("segment", "kind")
+        .with_columns(pl.col("kind").str.slice(1))
+        .sort("segment", maintain_order=True)  # kinds stand in order
     )
 
 
@@ -484,7 +481,6 @@ def _graph(
     step = segments.select("rank", "step", "start").sort("start")
     transfers = (
         operations.with_columns(edge=pl.Series(moved))
-        .sort("start")
         .join_asof(step, on="start", by="rank", check_sortedness=False)
         .select(
             *("operation", "edge", "rank", "step", "members", "_alike"),
