@@ -12,7 +12,8 @@ from acceptance.run import TARGET, Line, every_case, misses, totals
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Line]:
-    return every_case(0, "", tmp_path_factory.mktemp("planted"))
+    # In this process: two more would import all of it again, beside workers that fill the cores.
+    return every_case(0, "", tmp_path_factory.mktemp("planted"), workers=1)
 
 
 def test_the_first_finding_names_the_cause(lines: list[Line]) -> None:

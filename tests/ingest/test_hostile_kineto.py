@@ -837,7 +837,7 @@ def test_one_bad_file_of_many_refuses_the_job_and_leaves_nothing(asked: Asked, s
 def test_the_same_job_is_read_by_processes_of_its_own(
     asked: Asked, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "WORTH_A_PROCESS", 100)
+    monkeypatch.setattr(sources, "WORTH_A_PROCESS", 10)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     contents = [trace(one_step(), head(r, 2)) for r in range(2)]
     session = asked(*contents)

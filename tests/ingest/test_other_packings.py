@@ -10,7 +10,7 @@ import pytest
 
 from lostflops import ingest
 from lostflops.errors import NotATrace
-from lostflops.ingest import formats
+from lostflops.ingest import formats, sources
 from lostflops.ingest.kineto import reader as kineto
 from lostflops.ingest.kineto.columns import integers, number
 
@@ -66,3 +66,18 @@ def test_true_and_false_are_no_numbers() -> None:
     assert number(True) is number(False) is None
     assert integers(["7", True, 1, False, 0]).to_list() == [7, None, 1, None, 0]
     assert integers(["x 3", True, 1]).to_list() == [3, None, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "megabytes", "small"),
+    [("a.json", 98, True), ("a.json", 102, False), ("a.json.gz", 8, True), ("a.json.gz", 9, False)],
+)
+def test_text_that_is_not_packed_is_read_here_up_to_twelve_times_as_much(
+    tmp_path: Path, name: str, megabytes: int, small: bool
+) -> None:
+    """Of 14 MB of plain text, starting two processes took longer than reading it."""
+    files = [tmp_path / f"{n}{name}" for n in range(2)]
+    for file in files:
+        with file.open("wb") as hole:
+            hole.truncate(megabytes * 1_000_000 // 2)
+    assert sources.is_small(files) == small
