@@ -115,5 +115,6 @@ def test_a_pause_costs_the_mean_of_its_times_not_the_median() -> None:
     assert (pause["period"], pause["longer"], pause["typical"]) == (5, 120 * MS, 60 * MS)
     (found,) = a_pause_was_not_recorded(table)
     assert found.claim.startswith(
-        "Every 5th step is 120 ms longer on average (half of the times by at most 60.0 ms): 24.0 ms per step, "
+        "Every 5th step is 120 ms longer on average (half of the times by at most 60.0 ms): "
+        "24.0 ms per step, "
     )

@@ -12,11 +12,9 @@ import polars as pl
 
 ALIKE = ("kind", "bytes_in")
 FEWEST = 4  # operations that are alike, from which on times say enough
-LEFT_APART, OF_STAY = (
-    20_000,
-    0.25,
-)  # ns and share of the stay, by which the ranks of a whole group may leave apart
-SELDOM = 0.05  # of the operations, in which they may
+LEFT_APART = 20_000  # ns, by which the ranks of a whole group may leave apart,
+OF_STAY = 0.25  # or this share of their stay,
+SELDOM = 0.05  # and of the operations, in which they may beyond that
 
 
 def with_groups(

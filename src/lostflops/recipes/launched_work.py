@@ -23,7 +23,7 @@ def launched_work(kernels: Frame, copies: Frame) -> Frame:
 
 def blocking_reads(copies: Frame) -> pl.DataFrame:
     """The calls that copy to the host and return when the copy has ended, and with it all before it on its
-    stream: they wait for the device, whatever they are called. `cudaMemcpyAsync` does into pageable memory."""
+    stream: they wait for the device, whatever they are called, as `cudaMemcpyAsync` into pageable memory."""
     if copies is None:
         return CALLS.to_frame()
     back = pl.col("direction").cast(pl.String) == "device to host"
