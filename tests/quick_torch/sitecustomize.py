@@ -21,10 +21,19 @@ def as_it_is(function=None, *_, **__):
     return function or as_it_is
 
 
+class OptimizedModule: ...
+
+
 nothing.cache_clear = nothing
 OF_THE_COMPILER = {
-    "torch._dynamo": {"disable": as_it_is, "graph_break": nothing},
-    "torch._dynamo.utils": {"get_optimize_ddp_mode": nothing},
+    "torch._dynamo": {
+        "disable": as_it_is,
+        "assume_constant_result": as_it_is,
+        "graph_break": nothing,
+        "OptimizedModule": OptimizedModule,
+    },
+    "torch._dynamo.eval_frame": {"OptimizedModule": OptimizedModule},
+    "torch._dynamo.utils": {"get_optimize_ddp_mode": nothing, "warn_once": nothing},
     "torch._dynamo.trace_rules": {
         "LEGACY_MOD_INLINELIST": set(),
         "get_legacy_mod_inlinelist": nothing,
@@ -86,7 +95,6 @@ class Import:
 sys.meta_path.insert(0, Import())
 if not Import.whole:
     for name, holds in OF_THE_COMPILER.items():
-        sys.modules[name] = StandIn(name, **holds)
-    sys.modules["torch._dynamo"].utils = sys.modules["torch._dynamo.utils"]
-    sys.modules["torch._dynamo"].trace_rules = sys.modules["torch._dynamo.trace_rules"]
-    sys.modules["torch._inductor"].config = sys.modules["torch._inductor.config"]
+        module = sys.modules[name] = StandIn(name, **holds)
+        package, _, last = name.rpartition(".")
+        vars(sys.modules.get(package, module))[last] = module
