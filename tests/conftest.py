@@ -14,9 +14,8 @@ from hypothesis import HealthCheck, settings
 # Jobs of tests compete for the cores with other tests. Threads of theirs that spin while they wait would hold
 # up what they wait for: a step on a busy machine takes five times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# What tests start imports torch, or none, in half the processor time.
-_QUICK = str(Path(__file__).parent / "quick_torch")
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_QUICK, os.environ.get("PYTHONPATH")]))
+# What tests start imports torch in half the processor time.
+QUICK_TORCH = str(Path(__file__).parent / "quick_torch")
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 if settings.get_current_profile_name() == "default":  # the mutants have one of their own
     settings.load_profile("shared machine")
@@ -62,6 +61,8 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+    # Not before, or the workers of pytest-xdist would import it so as well.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [QUICK_TORCH, os.environ.get("PYTHONPATH")]))
 
 
 _looked_at: Path | None = None

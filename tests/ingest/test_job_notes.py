@@ -142,13 +142,21 @@ def test_of_two_ranks_the_killed_one_is_named_and_the_others_last_step_counts_no
     assert set(whole) == {3, 4, 5, 6} and 7 in counted
 
 
+@pytest.fixture(scope="module")
+def eight_steps(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """A job of eight steps, recorded as it is without options."""
+    return record_script(tmp_path_factory.mktemp("eight"), "train(8)\n", options=())
+
+
 @pytest.mark.parametrize(
     ("steps", "advice"), [(1, "needs at least two steps"), (3, "--steps 2-2"), (8, "--steps 4-7")]
 )
 def test_a_job_that_ends_before_the_window_has_a_page_with_the_next_command(
-    steps: int, advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    steps: int, advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], eight_steps: Recorded
 ) -> None:
-    recorded = record_script(tmp_path, f"train({steps})\n", options=())
+    recorded = eight_steps
+    if steps != 8:
+        recorded = record_script(tmp_path, f"train({steps})\n", options=())
     assert recorded.said.splitlines()[-1] == f"next: lostflops why {recorded.run}"
     text = why(capsys, str(recorded.run))
     assert advice in text and "not answered" not in text
@@ -159,14 +167,14 @@ def test_a_job_that_ends_before_the_window_has_a_page_with_the_next_command(
 
 
 def test_a_secret_of_the_command_line_is_not_echoed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], eight_steps: Recorded
 ) -> None:
-    recorded = record_script(tmp_path, "train(8)\n", options=())
-    file = recorded.run / "recording.jsonl"
+    run = shutil.copytree(eight_steps.run, tmp_path / "run")
+    file = run / "recording.jsonl"
     start, end = (json.loads(line) for line in file.read_text().splitlines())
     start["command"] = ["python", "train.py", "--token", "<removed>"]
     file.write_text(json.dumps(start) + "\n" + json.dumps(end) + "\n")
-    text = why(capsys, str(recorded.run))
+    text = why(capsys, str(run))
     assert "-- COMMAND" in text and "removed" not in text
 
 

@@ -2,8 +2,8 @@
 
 Torch loads its compiler for the first optimizer, profiler or DDP, even where nothing is compiled, and for
 itself what that asks of each operator's shapes. Without them, and without looking for garbage in what imports
-leave, a job is over in a third of the processor time, and does and records the same. A job that compiles is
-started with `COMPILER` in its environment.
+leave, a job is over in a third of the processor time, and does and records the same. They come when anything
+else of them is asked for, and where `COMPILER` is in the environment they are there from the beginning.
 """
 
 import atexit
@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 
-ModuleSpec = type(os.__spec__)  # importing it, or `typing`, takes longer than all else here
+Module, ModuleSpec = type(sys), type(os.__spec__)  # importing `typing` takes longer than all else here
 
 
 def nothing(*_, **__): ...
@@ -21,11 +21,19 @@ def as_it_is(function=None, *_, **__):
     return function or as_it_is
 
 
+class OptimizedModule: ...
+
+
 nothing.cache_clear = nothing
-COMPILER = {
-    "torch._dynamo": {"disable": as_it_is, "graph_break": nothing},
-    "torch._dynamo.utils": {"get_optimize_ddp_mode": nothing},
-    "torch._dynamo.eval_frame": {"OptimizedModule": type("OptimizedModule", (), {})},
+OF_THE_COMPILER = {
+    "torch._dynamo": {
+        "disable": as_it_is,
+        "assume_constant_result": as_it_is,
+        "graph_break": nothing,
+        "OptimizedModule": OptimizedModule,
+    },
+    "torch._dynamo.eval_frame": {"OptimizedModule": OptimizedModule},
+    "torch._dynamo.utils": {"get_optimize_ddp_mode": nothing, "warn_once": nothing},
     "torch._dynamo.trace_rules": {
         "LEGACY_MOD_INLINELIST": set(),
         "get_legacy_mod_inlinelist": nothing,
@@ -34,29 +42,59 @@ COMPILER = {
     "torch._inductor": {},
     "torch._inductor.config": {"triton": type("triton", (), {"cudagraphs": False})},
 }
-BEGINS, ENDS = "torch._utils", "torch._meta_registrations"
+BEGINS, SHAPES = "torch._utils", "torch._meta_registrations"
+
+
+class StandIn(Module):
+    """A module of the compiler, until something is asked of it that is not here."""
+
+    def __init__(self, name, **holds):
+        super().__init__(name)
+        vars(self).update(holds)
+
+    def __getattr__(self, name):
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)
+        if sys.modules[self.__name__] is self:
+            for one in (SHAPES, *OF_THE_COMPILER):
+                sys.modules.pop(one)
+            Import.whole = True
+            __import__(SHAPES)
+            __import__(self.__name__)
+        return getattr(sys.modules[self.__name__], name)
 
 
 class Import:
     """Sees torch's import begin and nearly end, by what it asks for, and leaves the shapes empty."""
 
+    whole = "COMPILER" in os.environ
+
     def find_spec(self, name, *_):
         if name == BEGINS and gc.isenabled():
             gc.disable()
             atexit.register(gc.freeze)  # or Python would look through all of it where it ends
-        elif name == ENDS:
+        elif name == SHAPES:
             gc.freeze()
             gc.enable()
-            return None if "COMPILER" in os.environ else ModuleSpec(name, self)
+        if (name == SHAPES and not self.whole) or name in sys.modules:
+            return ModuleSpec(name, self)
         return None
 
-    create_module = exec_module = nothing
+    def create_module(self, spec):
+        return sys.modules.get(spec.name)  # there is one when its package has brought it meanwhile
+
+    def exec_module(self, module):
+        from torch import _C
+
+        if module.__name__ == SHAPES and hasattr(_C, "_set_generator_metaclass"):  # the shapes bring it
+            from torch._opaque_base import OpaqueBaseMeta
+
+            _C._set_generator_metaclass(OpaqueBaseMeta)
 
 
 sys.meta_path.insert(0, Import())
-for name, holds in ({} if "COMPILER" in os.environ else COMPILER).items():
-    module = sys.modules[name] = type(sys)(name)
-    vars(module).update(holds)
-    parent, _, last = name.rpartition(".")
-    if parent in sys.modules:
-        setattr(sys.modules[parent], last, module)
+if not Import.whole:
+    for name, holds in OF_THE_COMPILER.items():
+        module = sys.modules[name] = StandIn(name, **holds)
+        package, _, last = name.rpartition(".")
+        vars(sys.modules.get(package, module))[last] = module
