@@ -87,6 +87,9 @@ def apart(launches: pl.DataFrame, *work: Rows) -> tuple[pl.DataFrame, list[Rows]
     An id may be used again, by another recording in the same file or as a counter begins anew. Work is then
     the last such call's that began before it. Calls within each other share an id rightly.
     """
+    ids = launches["correlation"]
+    if ids.n_unique() == len(ids):
+        return launches, list(work)
     shared = (
         launches.lazy()
         .select("correlation", "start", "end", row=pl.int_range(pl.len(), dtype=pl.Int64))

@@ -85,7 +85,9 @@ def plain(column: pl.Series) -> npt.NDArray[Any] | None:
         return None
     if column.dtype.is_integer():
         return column.to_numpy()
-    if isinstance(column.dtype, (pl.Boolean, pl.Enum)):
+    if isinstance(column.dtype, pl.Boolean):
+        return column.to_numpy()
+    if isinstance(column.dtype, pl.Enum):
         return column.to_physical().to_numpy()
     return None
 

@@ -252,8 +252,7 @@ def _number(first: Any, target: Any, waits: Any, order: Any) -> int:
     while done < known:
         point = order[done]
         done += 1
-        for edge in range(first[point], first[point + 1]):
-            waiting = target[edge]
+        for waiting in target[first[point] : first[point + 1]]:
             waits[waiting] -= 1
             if waits[waiting] == 0:
                 order[known] = waiting
@@ -262,10 +261,10 @@ def _number(first: Any, target: Any, waits: Any, order: Any) -> int:
 
 
 def _go_through(source: Any, target: Any, lags: Any, times: Any) -> None:
-    for edge in range(len(source)):
-        reached = times[source[edge]] + lags[edge]
-        if reached > times[target[edge]]:
-            times[target[edge]] = reached
+    for begin, end, lag in zip(source, target, lags):  # noqa: B905 - Numba knows no `strict`
+        reached = times[begin] + lag
+        if reached > times[end]:
+            times[end] = reached
 
 
 def _go_through_variants(source: Any, target: Any, lags: Any, times: Any) -> None:

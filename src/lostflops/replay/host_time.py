@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from lostflops.intervals import runs, union
+from lostflops.intervals import runs, united
 
 from .dependencies.edges import Int, Kind
 from .edit import in_steps
@@ -39,8 +39,9 @@ def within(job: RecordedJob, lags: Int, spans: pl.DataFrame) -> Int:
         lanes = {(int(rank[mine[0]]), int(of[mine[0]])) for of in (thread, before)}
         held = [by_lane[lane] for lane in sorted(lanes) if lane in by_lane]
         if held:
-            cover = union(pl.concat(held).lazy(), by=["rank"]).collect()
-            start, end = (cover[c].to_numpy() for c in ("start", "end"))
+            start, end = (np.concatenate([part[c].to_numpy() for part in held]) for c in ("start", "end"))
+            first, end = united([np.zeros(len(start), np.int64)], start, end)
+            start = start[first]
             found[host[mine]] = _covered(start, end, until[mine]) - _covered(start, end, since[mine])
     return found
 

@@ -17,7 +17,7 @@ import io
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 import msgspec
@@ -75,15 +75,21 @@ class Answers:
     def _keep(self, file: Path, content: memoryview) -> None:
         written = file.with_name(f".{uuid4().hex}")
         with suppress(OSError):
-            self._folder.mkdir(exist_ok=True)
             try:
-                with written.open("wb") as kept:
+                with self._opened(written) as kept:
                     kept.write(_digest(file, content))
                     kept.write(content)
                 written.replace(file)
             except BaseException:
                 written.unlink(missing_ok=True)
                 raise
+
+    def _opened(self, file: Path) -> BinaryIO:
+        try:
+            return file.open("wb")
+        except FileNotFoundError:  # the first answer of the run
+            self._folder.mkdir(exist_ok=True)
+            return file.open("wb")
 
     def _file(self, recipe: str, options: Mapping[str, Any]) -> Path:
         key = self._asked.copy()

@@ -375,8 +375,9 @@ class Trace:
     def write_copies(self) -> dict[str, StoredPart]:
         """Copy the very small tables, and say what was written."""
         small = [name for name in self.manifest.tables if 0 < self._bytes(name) <= KEPT_AT_ONCE]
-        rows = {name: self._scanned(name, self.path / name).collect(engine="in-memory") for name in small}
-        return {name: parts.write_copy(self.path, name, rows[name]) for name in small}
+        scanned = [self._scanned(name, self.path / name) for name in small]
+        rows = zip(small, pl.collect_all(scanned, engine="in-memory"), strict=True)
+        return {name: parts.write_copy(self.path, name, table) for name, table in rows}
 
     def _bytes(self, name: str) -> int:
         """The size of a table on disk; 0 where the manifest does not say."""

@@ -111,6 +111,8 @@ def groups_named(parameters: pl.DataFrame, listed: list[dict[str, Any]]) -> list
     Torch lists the groups that exist when the profiler starts, and some writers of traces none: then each
     operation still says what its group is called, what it is for and who is in it.
     """
+    if parameters.is_empty():
+        return [*listed]
     have = {group["name"] for group in listed}
     told = (
         parameters.select("group_name", "group_description", "group_ranks")

@@ -39,7 +39,7 @@ def summed(copies: pl.LazyFrame, activity: pl.LazyFrame, kinds: Sequence[str]) -
     inside, idle = pl.col("in_step") > 0, alone & (pl.col("copies") == 0)
     begin, end = pl.col("launch_start"), pl.col("launch_end")
     # Gaps before the last one lie between works that were launched before the copy: they are not its doing.
-    moved = _with_gap(moved, activity.filter(idle))
+    moved = _with_gap(moved, activity.filter(idle)).collect().lazy()  # for each of the spans below
     waits = pl.max_horizontal(begin, "_gap")
     # A copy that starts so long after its call waits for other work, recorded or not.
     reaches = pl.when(pl.col("start") - end < LONG).then("start").otherwise(pl.min_horizontal("start", end))
