@@ -36,7 +36,7 @@ def test_a_rank_is_late_for_those_it_meets_and_for_no_others(tmp_path: Path) -> 
     )
     assert first.size == 10 * MS
     assert first.evidence[0] == (
-        "ranks 0 and 1 take part in nothing with it: of a mean step of all ranks that is 10.0 ms"
+        "ranks 0 and 1 take part in nothing with it: averaged over all ranks, 10.0 ms per step"
     )
 
 

@@ -342,7 +342,7 @@ def _of_all_ranks(late: Late, given: Given) -> Iterator[str]:
     others = sorted(given.steps.keys() - given.meet(late.rank))
     if others:
         ns = milliseconds(round(late.share * late.ns))
-        yield f"{called(others)} take part in nothing with it: of a mean step of all ranks that is {ns}"
+        yield f"{called(others)} take part in nothing with it: averaged over all ranks, {ns} per step"
 
 
 def _doubts(page: PageFindings, late: Late, waits: Finding | None) -> Iterator[str]:

@@ -29,6 +29,22 @@ def with_groups(
     sets = _sets(known)
     if rows.is_empty() or sets["set"].n_unique() < 2:
         return given
+    same = _numbered(rows, known)
+    fits = _not_contradicted(same, sets, unknown_error)
+    of_all = _the_largest(sets.join(fits, on=["set", "label", "size"]))
+    told = same.join(of_all, on=["rank", *ALIKE]).select("row", "label", "size")
+    if told.is_empty():
+        return given
+    size = given.schema["group_size"]
+    found = given.with_row_index("row").join(told, on="row", how="left", maintain_order="left")
+    return found.with_columns(
+        pl.coalesce(pl.col("group").cast(pl.String), "label").cast(given.schema["group"]),
+        pl.coalesce("group_size", pl.col("size").cast(size)),
+    ).drop("row", "label", "size")
+
+
+def _numbered(rows: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
+    """Operations by rank, with which of its like each is, and by how much its rank's times may be wrong."""
     error = known.select("rank", slack=2 * pl.col("clock_error"))
     same = rows.select(
         "row",
@@ -38,7 +54,12 @@ def with_groups(
         kind=pl.col("kind").cast(pl.String),
         bytes_in=pl.col("bytes_in").fill_null(-1),
     ).join(error, on="rank", how="left")
-    same = same.sort("arrival", "end", "row").with_columns(nth=pl.int_range(pl.len()).over("rank", *ALIKE))
+    ordered = same.sort("arrival", "end", "row")
+    return ordered.with_columns(nth=pl.int_range(pl.len()).over("rank", *ALIKE))
+
+
+def _not_contradicted(same: pl.DataFrame, sets: pl.DataFrame, unknown_error: int) -> pl.DataFrame:
+    """The groups that times leave to operations that are alike, and how often their ranks leave apart."""
     stays = pl.col("end") - pl.col("arrival")
     each = (
         same.join(sets, on="rank")
@@ -51,7 +72,7 @@ def with_groups(
             > pl.max_horizontal(LEFT_APART, OF_STAY * stays.min()),
         )
     )
-    fits = (
+    return (
         each.group_by("set", "label", "size", *ALIKE)
         .agg(
             fits=(pl.col("whole") & (pl.col("over") <= pl.col("slack"))).all() & (pl.len() >= FEWEST),
@@ -59,24 +80,18 @@ def with_groups(
         )
         .filter("fits")
     )
-    of_rank = sets.join(fits, on=["set", "label", "size"]).with_columns(
+
+
+def _the_largest(fits: pl.DataFrame) -> pl.DataFrame:
+    """Of the groups that times leave, the one that is certain, by rank and kind of operation."""
+    of_rank = fits.with_columns(
         parts=pl.len().over("rank", *ALIKE) > 1,
         largest=pl.col("size") == pl.col("size").max().over("rank", *ALIKE),
     )
     only = of_rank.filter("largest").filter(pl.len().over("rank", *ALIKE) == 1)
     sure = only.filter(~pl.col("parts") | (pl.col("apart") <= SELDOM))
     of_all = sure.filter(pl.len().over("set", *ALIKE) == pl.col("size"))
-    told = same.join(of_all.select("rank", *ALIKE, "label", "size"), on=["rank", *ALIKE]).select(
-        "row", "label", "size"
-    )
-    if told.is_empty():
-        return given
-    size = given.schema["group_size"]
-    found = given.with_row_index("row").join(told, on="row", how="left", maintain_order="left")
-    return found.with_columns(
-        pl.coalesce(pl.col("group").cast(pl.String), "label").cast(given.schema["group"]),
-        pl.coalesce("group_size", pl.col("size").cast(size)),
-    ).drop("row", "label", "size")
+    return of_all.select("rank", *ALIKE, "label", "size")
 
 
 def _sets(known: pl.DataFrame) -> pl.DataFrame:

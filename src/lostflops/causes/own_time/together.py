@@ -126,23 +126,22 @@ def turns(given: Given) -> Turns | None:
         if each["account"].n_unique() > 1 and each.height <= MOST_CAUSES:
             apart = each.select("rank", "account", "ns").rows()
     main = more["account"][0]
-    # A step's waiting is due to the accounts by which its last rank is late, as much as each of them is.
+    return Turns(explained, main, share, ranks, tuple(apart), _due_to_others(beyond, spread, main))
+
+
+def _due_to_others(beyond: pl.DataFrame, spread: pl.DataFrame, main: str) -> tuple[tuple[int, str, int], ...]:
+    """The waiting per step that is due to other accounts than the main one: rank with most, account, ns.
+
+    A step's waiting is due to the accounts by which its last rank is late, as much as each of them is.
+    """
     due = beyond.join(spread, on=["step", "rank"]).with_columns(
         ns=pl.col("spread") * pl.col("ns") / pl.col("ns").sum().over("step")
     )
     by_rank = due.fill_nan(0).group_by("account", "rank").agg(pl.col("ns").sum()).sort("ns", "rank")
-    others = by_rank.group_by("account").agg(pl.col("rank").last(), pl.col("ns").sum() // spread.height)
-    beside = others.filter(pl.col("account") != main, pl.col("ns") > 0).sort(
-        "ns", "rank", descending=[True, False]
-    )
-    return Turns(
-        explained,
-        main,
-        share,
-        ranks,
-        tuple(apart),
-        tuple(beside.select("rank", "account", "ns").cast({"ns": pl.Int64}).rows()),
-    )
+    each = by_rank.group_by("account").agg(pl.col("rank").last(), pl.col("ns").sum() // spread.height)
+    others = each.filter(pl.col("account") != main, pl.col("ns") > 0)
+    ranked = others.sort("ns", "rank", descending=[True, False])
+    return tuple(ranked.select("rank", "account", "ns").cast({"ns": pl.Int64}).rows())
 
 
 def explained_by_own(given: Given) -> int:

@@ -236,28 +236,7 @@ class Streaming(AppliedRemedy):
             for leaf in layer.leaves
             if leaf.tensor is leaf.parameter
         }
-        self._pages = watching() if self._travelling else None
-        for number, layer in enumerate(self._travelling):
-            layer.number = number
-            STREAMED.add(layer.module)
-            if layer in self._in_files:
-                stay_in_files(layer)
-            else:
-                self._held += send_to_host(
-                    layer, self._device, self._pages, self._read if self._files else None
-                )
-        if self._pages and self._in_files:
-            with suppress(OSError):  # a file system whose pages the kernel does not watch
-                self._mapped = MappedLayers(
-                    self._pages,
-                    {
-                        layer.number: [
-                            (leaf.tensor.data_ptr(), leaf.tensor.data_ptr() + leaf.nbytes)
-                            for leaf in layer.leaves
-                        ]
-                        for layer in self._in_files
-                    },
-                )
+        self._leave_device()
         self._move_rest(travels)
         if not self._travelling:
             return
@@ -285,6 +264,27 @@ class Streaming(AppliedRemedy):
         if unseen:
             begins = OwnHook(_begins(self.model, self._slots, unseen))
             self._undoing.append(self.model.register_forward_pre_hook(begins).remove)
+
+    def _leave_device(self) -> None:
+        """The layers that travel go to host memory, or stay in files, and the kernel watches both."""
+        self._pages = watching() if self._travelling else None
+        for number, layer in enumerate(self._travelling):
+            layer.number = number
+            STREAMED.add(layer.module)
+            if layer in self._in_files:
+                stay_in_files(layer)
+            else:
+                read = self._read if self._files else None
+                self._held += send_to_host(layer, self._device, self._pages, read)
+        if self._pages and self._in_files:
+            places = {
+                layer.number: [
+                    (leaf.tensor.data_ptr(), leaf.tensor.data_ptr() + leaf.nbytes) for leaf in layer.leaves
+                ]
+                for layer in self._in_files
+            }
+            with suppress(OSError):  # a file system whose pages the kernel does not watch
+                self._mapped = MappedLayers(self._pages, places)
 
     def _layers_in_files(self, host: int | None) -> list[Layer]:
         """Of those that travel, the ones that host memory has no room for, evenly between the others."""

@@ -101,31 +101,11 @@ PAGEABLE_WORTH_SAYING = 0.01
                     "at_most": 56,
                     "beside": 78,
                 },
-                {
-                    "rank": 0,
-                    "direction": "device to host",
-                    "host_memory": "pinned",
-                    "copies": 1,
-                    "bytes": 32,
-                    "time": 4,
-                    "bandwidth": 8.0,
-                    "hidden": 3,
-                    "exposed": 1,
-                    "copies_in_steps": 1,
-                    "values_in_steps": 1,
-                    "bytes_in_steps": 32,
-                    "bandwidth_in_steps": 8.0,
-                    "hidden_in_steps": 3,
-                    "in_steps": 1,
-                    "per_step": 0,
-                    "step_share": 1 / 95,
-                    "idle_in_calls": None,
-                    "idle_share": None,
-                    "idle_per_step": None,
-                    "held": None,
-                    "at_most": None,
-                    "beside": 78,
-                },
+                {"rank": 0, "direction": "device to host", "host_memory": "pinned", "copies": 1, "bytes": 32}
+                | {"time": 4, "bandwidth": 8.0, "hidden": 3, "exposed": 1, "copies_in_steps": 1}
+                | {"values_in_steps": 1, "bytes_in_steps": 32, "bandwidth_in_steps": 8.0, "in_steps": 1}
+                | {"hidden_in_steps": 3, "per_step": 0, "step_share": 1 / 95, "beside": 78}
+                | dict.fromkeys(("idle_in_calls", "idle_share", "idle_per_step", "held", "at_most")),
             ],
         ),
         Example(
