@@ -124,7 +124,8 @@ def test_memory_is_that_of_the_buffers_and_the_slots_not_that_of_the_model(tmp_p
                     x = layer(x)[:, :1024].tanh()
                 return x
         for part in range(4):
-            weights = {{f"layers.{{12 * part + n}}.weight": torch.full((2048, 1024), 0.01 * n) for n in range(12)}}
+            names = [f"layers.{{12 * part + n}}.weight" for n in range(12)]
+            weights = {{name: torch.full((2048, 1024), 0.01) for name in names}}
             save_file(weights, folder / f"{{part}}.safetensors")
         del weights
         def status(name):

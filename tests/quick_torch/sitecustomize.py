@@ -64,6 +64,13 @@ class StandIn(Module):
         return getattr(sys.modules[self.__name__], name)
 
 
+def stand_in():
+    for name, holds in OF_THE_COMPILER.items():
+        module = sys.modules[name] = StandIn(name, **holds)
+        package, _, last = name.rpartition(".")
+        vars(sys.modules.get(package, module))[last] = module
+
+
 class Import:
     """Sees torch's import begin and nearly end, by what it asks for, and leaves the shapes empty."""
 
@@ -73,6 +80,8 @@ class Import:
         if name == BEGINS and gc.isenabled():
             gc.disable()
             atexit.register(gc.freeze)  # or Python would look through all of it where it ends
+            if not self.whole:
+                stand_in()
         elif name == SHAPES:
             gc.freeze()
             gc.enable()
@@ -93,8 +102,3 @@ class Import:
 
 
 sys.meta_path.insert(0, Import())
-if not Import.whole:
-    for name, holds in OF_THE_COMPILER.items():
-        module = sys.modules[name] = StandIn(name, **holds)
-        package, _, last = name.rpartition(".")
-        vars(sys.modules.get(package, module))[last] = module
