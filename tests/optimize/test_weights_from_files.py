@@ -125,8 +125,8 @@ def test_memory_is_that_of_the_buffers_and_the_slots_not_that_of_the_model(tmp_p
                     x = layer(x)[:, :1024].tanh()
                 return x
         for part in range(4):
-            numbers = range(12 * part, 12 * part + 12)
-            weights = {{f"layers.{{n}}.weight": torch.full((2048, 1024), 0.01 * (n % 12)) for n in numbers}}
+            names = [f"layers.{{12 * part + n}}.weight" for n in range(12)]
+            weights = {{name: torch.full((2048, 1024), 0.01) for name in names}}
             save_file(weights, folder / f"{{part}}.safetensors")
         del weights
         def status(name):

@@ -64,16 +64,27 @@ class StandIn(Module):
         return getattr(sys.modules[self.__name__], name)
 
 
+def stand_in():
+    for name, holds in OF_THE_COMPILER.items():
+        module = sys.modules[name] = StandIn(name, **holds)
+        package, _, last = name.rpartition(".")
+        vars(sys.modules.get(package, module))[last] = module
+
+
 class Import:
     """Sees torch's import begin and nearly end, by what it asks for, and leaves the shapes empty."""
 
     whole = "COMPILER" in os.environ
+    collects = False  # whether garbage was looked for before
 
     def find_spec(self, name, *_):
-        if name == BEGINS and gc.isenabled():
+        if name == BEGINS:
+            Import.collects = gc.isenabled()
             gc.disable()
             atexit.register(gc.freeze)  # or Python would look through all of it where it ends
-        elif name == SHAPES:
+            if not self.whole:
+                stand_in()
+        elif name == SHAPES and self.collects:
             gc.freeze()
             gc.enable()
         if (name == SHAPES and not self.whole) or name in sys.modules:
@@ -93,8 +104,3 @@ class Import:
 
 
 sys.meta_path.insert(0, Import())
-if not Import.whole:
-    for name, holds in OF_THE_COMPILER.items():
-        module = sys.modules[name] = StandIn(name, **holds)
-        package, _, last = name.rpartition(".")
-        vars(sys.modules.get(package, module))[last] = module
