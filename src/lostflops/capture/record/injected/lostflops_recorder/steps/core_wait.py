@@ -21,16 +21,16 @@ class CoreWait:
 
     def __init__(self) -> None:
         self._thread = self._file = -1
-        self._began: tuple[int, int] | None = None
+        self._began: tuple[int, int, int] | None = None
 
     def begin(self) -> int:
         """A step begins, at the time that is given, ns of `time.monotonic_ns`."""
         thread = threading.get_ident()
         if thread != self._thread:
             self._open(thread)
+        now = time.monotonic_ns()  # before the counts: where their call returns, a thread may lose its core
         waited = self._waited()
-        now = time.monotonic_ns()
-        self._began = None if waited is None else (time.thread_time_ns(), waited)
+        self._began = None if waited is None else (now, time.thread_time_ns(), waited)
         return now
 
     def end(self) -> tuple[int, int] | None:
@@ -43,7 +43,11 @@ class CoreWait:
             return None
         ran = time.thread_time_ns()
         waited = self._waited()
-        return None if waited is None else (max(ran - began[0], 0), max(waited - began[1], 0))
+        if waited is None:
+            return None
+        # The cores' own clocks, by which waiting is counted, differ by some microseconds.
+        longest = time.monotonic_ns() - began[0]
+        return max(ran - began[1], 0), min(max(waited - began[2], 0), longest)
 
     def _open(self, thread: int) -> None:
         if self._file >= 0:
