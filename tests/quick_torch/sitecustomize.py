@@ -6,7 +6,6 @@ leave, a job is over in a third of the processor time, and does and records the 
 else of them is asked for, and where `COMPILER` is in the environment they are there from the beginning.
 """
 
-import atexit
 import gc
 import os
 import sys
@@ -81,7 +80,6 @@ class Import:
         if name == BEGINS:
             Import.collects = gc.isenabled()
             gc.disable()
-            atexit.register(gc.freeze)  # or Python would look through all of it where it ends
             if not self.whole:
                 stand_in()
         elif name == SHAPES and self.collects:
