@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import polars as pl
 
@@ -74,6 +74,16 @@ READS = (
     *("communication_waited_for", "communication_matches", "communication_matches"),
     *("communication_held_back", "pipeline_passes"),
 )
+
+
+class _Bare(NamedTuple):
+    """What exposed communication is made of, as `Given` tells it."""
+
+    purposes: dict[str, int]
+    operations: dict[str, int]
+    stops: dict[str, int]
+    gathered_again: int
+    waited: pl.DataFrame
 
 
 def gather(
@@ -175,7 +185,7 @@ def gather(
             return of_all_ranks([run_again(trace, counted, on_host)])
         return of_all_ranks(each(of_some_ranks.RUN_AGAIN))
 
-    def bare() -> tuple[dict[str, int], dict[str, int], dict[str, int], int, pl.DataFrame]:
+    def bare() -> _Bare:
         told = (
             parts("purposes", lambda: exposed().by_purpose()),
             parts("operations", lambda: exposed().by_operation()),
@@ -185,7 +195,7 @@ def gather(
         if not missing:
             exposed.cache_clear()  # it is large, and nothing below reads it
         waited = folded("waited", WAITED, lambda: _waited(session, counted)) if many else WAITED.to_frame()
-        return *told, waited
+        return _Bare(*told, waited)
 
     # It takes as long as all that is asked before it is read; two large ones at a time would take memory.
     of_bare = cache(session.meanwhile(bare))
@@ -266,11 +276,11 @@ def gather(
         schedule="".join(folded("schedule", SCHEDULE, lambda: _schedule(session))["schedule"])
         if many
         else "",
-        purposes=of_bare()[0],
-        operations=of_bare()[1],
-        stops=of_bare()[2],
-        gathered_again=of_bare()[3],
-        waited=of_bare()[4],
+        purposes=of_bare().purposes,
+        operations=of_bare().operations,
+        stops=of_bare().stops,
+        gathered_again=of_bare().gathered_again,
+        waited=of_bare().waited,
         beyond_fastest=total("beyond_fastest", lambda session, counted: exposed().beyond_fastest())
         if missing
         else 0,
