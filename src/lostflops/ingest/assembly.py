@@ -28,7 +28,7 @@ EARLIEST_UTC = 10**18
 # A host's clock may be wrong by its time zone. What is further away was recorded on another day.
 LARGEST_CORRECTION = 24 * 3600 * 10**9
 # Clocks drift by less than this, and ranks leave a collective within that; no two runs are so alike.
-LARGEST_DRIFT, LARGEST_SCATTER = 1e-4, 50_000
+DRIFT_OF_ONE_RUN, LARGEST_SCATTER = 1e-4, 50_000
 # Ranks that begin to record at one step have no more time between their recordings.
 LONGEST_PAUSE = 10 * 10**9
 UNNAMED = "rank not recorded"
@@ -307,7 +307,7 @@ def _align(folder: Path, manifest: Manifest, rows: list[dict[str, Any]], spans: 
         offset, error = int(measured["offset"]), int(measured["error"])
         length = _length([span for span in spans.get(row["rank"], ()) if span[0] == "UTC"])
         far = length is not None and abs(offset) > length
-        exact = length is not None and error <= LARGEST_SCATTER + LARGEST_DRIFT * length
+        exact = length is not None and error <= LARGEST_SCATTER + DRIFT_OF_ONE_RUN * length
         if far and not (exact and abs(offset) <= LARGEST_CORRECTION):
             continue  # another recording, in which the same was done
         row["clock_error"] = error

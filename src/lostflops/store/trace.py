@@ -73,6 +73,7 @@ GPU_SHARED = "another process works on the GPU"
 GPU_MAY_BE_SHARED = "another process may work on the GPU"
 IMPOSSIBLE = tuple(f"{rows} with a negative duration" for rows in ("kernels", "copies", "GPU rows"))
 NO_TIME = "kernels without a duration"
+NO_LENGTH = "how long they ran is not known"  # of both
 NO_LINK = "files that may be of several jobs"
 ONE_PER_DEVICE = "assigned, one per device of the process"  # where a rank's number is from
 SIMULATED, MADE_UP = "simulated job", "made by `lostflops lab simulate`, not recorded"

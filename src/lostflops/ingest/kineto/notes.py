@@ -17,6 +17,7 @@ from lostflops.store.trace import (
     DEVICE_UNKNOWN,
     GPU_WORK_LOST,
     MADE_UP,
+    NO_LENGTH,
     NO_TIME,
     REPLAYED,
     SIMULATED,
@@ -63,7 +64,7 @@ class Notes:
         self.add(
             "GPU rows with a negative duration",
             reader.negative_on_device,
-            "how long they ran is not known",
+            NO_LENGTH,
             "warning",
             reader.on_device,
         )
@@ -115,7 +116,7 @@ class Notes:
         """Kernels that end as they begin, where times are of nanoseconds: each takes hundreds of those."""
         timeless = kernels.filter(pl.col("start") == pl.col("end")).height - negative
         if timeless > 0 and bool((kernels["start"] % 1000 != 0).any()):
-            self.add(NO_TIME, timeless, "how long they ran is not known", "warning", kernels.height)
+            self.add(NO_TIME, timeless, NO_LENGTH, "warning", kernels.height)
 
     def launches(self, kernels: pl.DataFrame) -> None:
         lost = kernels["launch_start"].null_count()

@@ -6,7 +6,7 @@ import polars as pl
 
 from lostflops.ingest.nsys.export import THREAD_BITS, Export, thread_of
 from lostflops.ingest.nsys.rows import usable
-from lostflops.store.trace import NO_TIME, Quality
+from lostflops.store.trace import NO_LENGTH, NO_TIME, Quality
 from lostflops.tables import NAME, UNLISTED_GRAPH
 
 GPU_WORK = (
@@ -93,9 +93,7 @@ def kernels(export: Export, process: int | None, orphans: bool, quality: list[Qu
     no_time = rows.filter(pl.col("start") == pl.col("end"), pl.col("start") != 0).height
     rows = usable(rows, "kernels", quality)
     if no_time:  # the times are of nanoseconds, and a kernel takes hundreds
-        quality.append(
-            Quality(None, NO_TIME, no_time, "how long they ran is not known", "warning", rows.height)
-        )
+        quality.append(Quality(None, NO_TIME, no_time, NO_LENGTH, "warning", rows.height))
     for column, name in (("demangledName", "_long"), ("shortName", "_short"), ("mangledName", "_mangled")):
         rows = export.named(rows, column, name)
     unnamed = rows.filter(pl.all_horizontal(pl.col("_long", "_short", "_mangled").is_null())).height
