@@ -109,7 +109,10 @@ def test_a_range_that_names_the_epoch_or_how_many_steps_there_are_names_a_step(t
     [
         ("execute_context_0(0)_generation_8(8)", "execute_context_1(512)_generation_8(8)"),
         ("execute_new_0_cached_8", "execute_new_1_cached_7"),
-        ("execute_32_context_0(sq0sk0)_generation_32(sq32sk9)", "execute_9_context_1(sq9sk9)_generation_0(sq0)"),
+        (
+            "execute_32_context_0(sq0sk0)_generation_32(sq32sk9)",
+            "execute_9_context_1(sq9sk9)_generation_0(sq0)",
+        ),
         ("execute_model", "execute_model"),
         ("step[DECODE bs=32]", "step[EXTEND bs=1 toks=77]"),
     ],

@@ -139,7 +139,7 @@ def _finished(
     cut = pl.when(~pl.col("begins")).then(pl.lit("recording began in it"))
     reason = cut.when(~pl.col("complete")).then(pl.lit("recording ended in it"))
     reason = reason.when("behind").then(pl.lit("device was behind"))
-    reason = reason.when("fills").then(pl.lit("outlier"))
+    reason = reason.when("fills").then(pl.lit("device had no work yet"))
     moved = moved.with_columns(left_out=reason.otherwise(None).cast(LEFT_OUT))
     seen = done.start if by_device else began
     return _with_stubs(moved, seen).drop("begins", "behind", "fills")
