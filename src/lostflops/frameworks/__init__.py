@@ -14,6 +14,7 @@ import polars as pl
 
 from lostflops.errors import shown
 from lostflops.naming.gpus import matrix_units
+from lostflops.naming.makers import maker
 from lostflops.remedies import FRAMEWORKS, UNKNOWN, Setting
 from lostflops.remedies.snippet import Version
 from lostflops.store.trace import Trace
@@ -76,6 +77,7 @@ def setting(trace: Trace, kept: Kept = _anew) -> Setting:
         else "",
         on=effects.on(named, hosts, once, alone.item(), halves.item()),
         units=matrix_units(gpu),
+        maker=maker([gpu or ""], named.get("launches", ())),
         versions=versions,
         told_by=told_by,
         trains=effects.trains(named, hosts),
