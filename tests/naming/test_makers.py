@@ -9,7 +9,7 @@ import pytest
 
 import lostflops
 from eager_jobs import Eager, EagerStep, recorded
-from lostflops.naming.makers import MAKERS, NVIDIA, maker
+from lostflops.naming.makers import MAKERS, NVIDIA, Maker, maker
 from lostflops.remedies import REMEDIES, Setting
 
 OF_OTHERS = re.compile(r"torch\.cuda|[\"']cuda|cuda:nccl|nvidia|nsys|CUDA graph|GRAPH_REGISTER|CUDA_ALLOC")
@@ -63,9 +63,9 @@ def test_a_page_of_others_accelerators_names_nothing_of_nvidia_s(
 
 
 @pytest.mark.parametrize("of", [one for one in MAKERS if one.name not in ("NVIDIA", "AMD")])
-def test_no_remedy_speaks_of_nvidia_s_to_others(of: object) -> None:
+def test_no_remedy_speaks_of_nvidia_s_to_others(of: Maker) -> None:
     for framework in ("pytorch", "unknown"):
-        job = Setting(framework, maker=of)  # type: ignore[arg-type]
+        job = Setting(framework, fitting=of.spelled, replays_graphs=False)
         for remedy in REMEDIES.values():
             assert not OF_OTHERS.search(job.says(remedy)), job.says(remedy)
 

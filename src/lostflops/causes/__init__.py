@@ -15,7 +15,6 @@ import polars as pl
 
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, milliseconds
-from lostflops.naming.makers import maker
 
 from .between_ranks.exposed import with_busy_links
 from .between_steps.collected import collects_elsewhere
@@ -123,8 +122,7 @@ def findings(given: Given) -> tuple[Finding, ...]:
         _asked(_within(on_some_ranks(_advised(told_once(f, given), given), given), whole), given, asked)
         for f in page.all()
     ]
-    if (made_by := given.maker or maker(given.gpus.values())) is not None:
-        told = [replace(f, next=made_by.spelled(f.next)) for f in told]
+    told = [replace(f, next=given.fitting(f.next)) for f in told]
     faults = [f for f in told if _is_fault(f) and page.reaches(f.size, FAULT_FROM)]
     least = {f.name: min((e.size for e in faults if _may_cause(e, f, given)), default=None) for f in told}
     return tuple(sorted(told, key=lambda f: _place(f, least[f.name], page)))

@@ -11,7 +11,6 @@ import polars as pl
 
 from lostflops.accounts import ACCOUNTS
 from lostflops.finding import Finding, percent
-from lostflops.naming.makers import Maker
 from lostflops.recipes.accounting import UNEXPLAINED
 from lostflops.recipes.compute.of_ranks import PACES, WORK
 from lostflops.recipes.host.saving import HELD_UP
@@ -164,7 +163,7 @@ class Given:
     spent_in: Callable[[Sequence[str]], int] = _not_known
     schedule: str = ""  # of the pipeline, as the recipe `pipeline_passes` names it; empty where not known
     units: frozenset[str] | None = None  # precisions of the GPU's matrix units; None where not known
-    maker: Maker | None = None  # of the accelerators
+    fitting: Callable[[str], str] = str  # advice, with what there is for the maker's accelerators
 
     def named(self, finding: str) -> tuple[str, ...]:
         """The remedies that a finding or a case asks for, as far as this job could still make them."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-
-from lostflops.naming.makers import WITH_GRAPHS, Maker
 
 from .remedy import UNKNOWN, Change, Remedy
 from .snippet import Version, version
@@ -76,7 +74,9 @@ class Setting:
     sharding: str = ""  # 'fsdp' or 'ddp'; empty when nothing tells
     on: frozenset[str] = frozenset()
     units: frozenset[str] | None = None  # precisions of the GPU's matrix units; None where not known
-    maker: Maker | None = None  # of the accelerators; None where not known
+    # What is said, with the functions and tools that there are for the maker's accelerators.
+    fitting: Callable[[str], str] = str
+    replays_graphs: bool = True  # whether PyTorch can on these accelerators, as far as that is known
     versions: Mapping[str, Version] = field(default_factory=dict[str, Version])
     told_by: str = ""
     trains: bool = True  # False where all that it computes was recorded, and no gradient is among it
@@ -85,7 +85,7 @@ class Setting:
         """Whether the GPU and the job can do what the remedy asks for, as far as that is known."""
         if remedy.of_training and not self.trains:
             return False
-        if remedy.of_graphs and self.maker is not None and self.maker.name not in WITH_GRAPHS:
+        if remedy.of_graphs and not self.replays_graphs:
             return False
         if self.units is None:
             return not remedy.lacks
@@ -120,10 +120,6 @@ class Setting:
         for name, spelling in SPELLINGS.items():
             said = said.replace(name, spelling.text(self.versions)) if name in said else said
         return self.fitting(UNLESS.sub(lambda part: "" if part[1] in self.on else part[2], said))
-
-    def fitting(self, said: str) -> str:
-        """What is said, with what there is for the maker's accelerators."""
-        return said if self.maker is None else self.maker.spelled(said)
 
     def _keys(self) -> Iterator[str]:
         for framework in (self.framework, "pytorch"):

@@ -227,7 +227,8 @@ def of_framework(job: Setting | None, framework: str) -> Setting | None:
         sharding=job.sharding,
         on=job.on,
         units=job.units,
-        maker=job.maker,
+        fitting=job.fitting,
+        replays_graphs=job.replays_graphs,
         versions=job.versions,
         told_by="it was asked for",
     )

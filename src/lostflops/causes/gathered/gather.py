@@ -36,7 +36,6 @@ from lostflops.causes.purposes import (
     surely_waited,
 )
 from lostflops.errors import LostflopsError
-from lostflops.naming.makers import Maker
 from lostflops.recipes.compute.of_ranks import ASKED, PACES, WORK, asked_flops, computed_in, paces_of
 from lostflops.recipes.host.functions import spent_in
 from lostflops.recipes.host.saving import HELD_UP, saving_rows
@@ -97,7 +96,7 @@ def gather(
     advice: Callable[[str, str], str] = plain,
     left: Callable[[Sequence[str]], tuple[str, ...]] = none_named,
     units: frozenset[str] | None = None,
-    made_by: Maker | None = None,
+    fitting: Callable[[str], str] = str,
 ) -> Given:
     """What a page has for the joining of its findings; `ledger` is of the steps that count."""
     counted = ledger.select("rank", "step").unique()
@@ -292,7 +291,7 @@ def gather(
         advice=advice,
         left=left,
         units=units,
-        maker=made_by,
+        fitting=fitting,
     )
 
 

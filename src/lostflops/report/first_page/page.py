@@ -207,7 +207,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
         lambda key, otherwise: advice(asked[key].remedies if key in asked else (), job, otherwise),
         lambda names: left(names, job),
         job.units,
-        job.maker,
+        job.fitting,
     )
     found = causes.predicted(causes.findings(given), session, given.mean_step)
     found = tuple(causes.with_busy_links(finding, given) for finding in found)
