@@ -11,7 +11,7 @@ import pytest
 
 import eager_jobs
 import lostflops
-from eager_jobs import Eager, recorded
+from eager_jobs import Eager, EagerStep, recorded
 from lostflops.report.first_page.step_notes import lengths
 from test_evaluations import own
 
@@ -48,3 +48,21 @@ def test_an_evaluation_takes_no_longer_than_its_step(tmp_path: Path, monkeypatch
     takes = float(page.partition("`evaluate` takes ")[2].split()[0])
     more = (steps.max() - steps.median()) / 1e6  # pyright: ignore[reportOperatorIssue]
     assert abs(takes - more) < 0.01 * more, page
+
+
+def test_a_step_that_saves_is_long_by_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of it is copies from the GPU, which `torch.save` asks for: they are not to be pinned."""
+    monkeypatch.setattr(eager_jobs, "STEPS", 9)
+    numbers = itertools.count()
+
+    def saves(step: EagerStep) -> None:
+        if next(numbers) == 6:
+            with step.frames("train.py(120): save", "torch/serialization.py(943): save"):
+                for _ in range(10):
+                    step.copy("DtoH", 40)
+                    step.p.work(2000)
+
+    page = lostflops.why(recorded(tmp_path, Eager(gemm_us=60, stacks=True, after=saves)))
+    (long,) = (one for one in page.findings if one.name == "outlier-step")
+    assert "most of it is checkpoints, logging" in long.claim
+    assert "async_save" in long.next and "non_blocking" not in long.next

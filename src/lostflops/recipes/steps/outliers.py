@@ -11,7 +11,7 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.columns import Count, Flag, Id, Instant, Name, Time, Typical
 from lostflops.finding import Finding, milliseconds
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.recipes.accounting import COMPUTE, HOST_ONLY
+from lostflops.recipes.accounting import COMPUTE, COPY, HOST_ONLY
 from lostflops.tables import Kernels, Ranks, Steps
 
 from .beside_usual import core_waits, num_kernels
@@ -99,6 +99,30 @@ def _steps(rank: int, *ends: int, outlier: int) -> list[dict[str, object]]:
             ],
         ),
         Example(
+            "a checkpoint copies for 24 ns and lets the device idle for 13 in a step of 50",
+            given={
+                "steps": _steps(0, 10, 20, 70, 81, outlier=2),
+                "kernels": [
+                    {"start": s, "end": e, "launch_start": s - 1, "launch_end": s, "thread": 7}
+                    for s, e in ((0, 10), (10, 20), (60, 70), (70, 81))
+                ],
+                "copies": [{"start": 23, "end": 47, "launch_start": 21, "launch_end": 22, "thread": 7}],
+                "ranges": [{"start": 20, "end": 58, "thread": 7, "name": "save_checkpoint"}],
+                "ranks": [{"rank": 0, "device_kind": "gpu", "main_thread": 7}],
+            },
+            expect=[
+                {"rank": 0, "step": 2, "start": 20, "end": 70, "usual": 10, "longer": 40}
+                | {
+                    "account": "idle.checkpoint_logging",
+                    "more": 37,
+                    "kernels": 1,
+                    "usual_kernels": 1,
+                    "on_host": False,
+                    "core_wait": None,
+                }
+            ],
+        ),
+        Example(
             "on a CPU, the same operators take 33 ns longer in a step whose thread waits 31 ns for a core",
             given={
                 "steps": _steps(0, 10, 20, 30, 73, outlier=3),
@@ -129,16 +153,18 @@ def outlier_steps(
     ranks: Ranks,
     counted_steps: pl.LazyFrame,
     step_ledger: pl.LazyFrame,
+    copies_by_cause: pl.LazyFrame | None,
     step_log_core_waits: pl.LazyFrame | None,
 ) -> pl.LazyFrame:
     """List the steps that are left out of means because they say nothing of the others.
 
     A step is an outlier when it takes more than twice the median and 1.5 times the longest of the others, and
-    no more than one in six does, without a period. On several ranks it is one on all.
+    no more than one in six does, without a period. On several ranks it is one on all. Copies that a
+    checkpoint or another cause makes, and that are waited for, count as that.
     """
     length = pl.col("end") - pl.col("start")
     usual = counted_steps.group_by("rank").agg(usual=length.median().round().cast(pl.Int64), steps=pl.len())
-    spent = step_ledger.select("rank", "step", "account", "ns")
+    spent = _with_copies(step_ledger.select("rank", "step", "account", "ns"), copies_by_cause)
     mean = (
         spent.join(counted_steps.select("rank", "step"), on=["rank", "step"], how="semi")
         .group_by("rank", "account")
@@ -170,6 +196,18 @@ def outlier_steps(
         .select(*outlier_steps.columns)
         .sort("longer", "rank", "step", descending=[True, False, False])
     )
+
+
+def _with_copies(spent: pl.LazyFrame, copies: pl.LazyFrame | None) -> pl.LazyFrame:
+    """What steps spend, the copies of a cause with the cause."""
+    if copies is None:
+        return spent
+    theirs = copies.filter(pl.col("cause").is_not_null()).select(
+        "rank", "step", account="cause", ns=pl.col("exposed") - pl.col("outlasted")
+    )
+    moved = [theirs, theirs.with_columns(account=pl.lit(COPY), ns=-pl.col("ns"))]
+    rows = [spent.with_columns(pl.col("account").cast(pl.String)), *moved]
+    return pl.concat(rows).group_by("rank", "step", "account").agg(pl.col("ns").sum())
 
 
 @outlier_steps.finding(
