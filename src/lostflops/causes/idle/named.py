@@ -10,7 +10,7 @@ from dataclasses import replace
 import polars as pl
 
 from lostflops.causes.declared import LOGGING, NO_EDIT
-from lostflops.causes.given import OTHER_HOST
+from lostflops.causes.given import BETWEEN, LOADING, OTHER_HOST
 from lostflops.causes.names import (
     NAMED_FROM,
     SAVED,
@@ -34,6 +34,8 @@ LONG_CALLS = "idle.long_call"
 # Calls that only ask for something.
 ASKS = re.compile(r"^(?:cuda|hip)(?:GetDeviceProperties|MemGetInfo|DeviceGetAttribute|FuncGetAttributes)")
 SYNCHRONISING = "idle.host_synchronisation"
+# What of the idle time a CPU hides that waits for nothing.
+AHEAD = (SYNCHRONISING, *BETWEEN, LOADING, OTHER_HOST, "idle.dependency")
 LAUNCHES = (LAUNCHING, SYNCHRONISING)  # of a function: what it asks of the GPU
 # Operators that change one tensor in place, as a loop over parameters does, and that have one for lists.
 IN_PLACE = re.compile(
@@ -391,8 +393,19 @@ def _saving_or_logging(page: PageFindings, finding: Finding, parts: list[tuple[s
         finding,
         name=LOGGING.name,
         claim=finding.claim.replace(SAVES_OR_LOGS, LOGS),
+        ns_per_step=_with_reads(page, finding.ns_per_step),
         next="Log less often.",
     )
+
+
+def _with_reads(page: PageFindings, ns: int) -> int:
+    """The bound on logging less often with what it saves besides: values that are not read are not waited
+    for, and a CPU that waits for nothing runs ahead."""
+    given = page.given
+    if not ns or given.on_host or not given.reads_values or not given.accounts.get(SYNCHRONISING):
+        return ns
+    hidden = sum(given.accounts.get(account, 0) for account in AHEAD)
+    return max(ns, min(ns + hidden, given.beside_work // max(1, given.num_steps)))
 
 
 def _with_the_rest(page: PageFindings, finding: Finding, parts: list[tuple[str, int]]) -> Finding:
