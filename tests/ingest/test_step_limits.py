@@ -1073,6 +1073,22 @@ def test_a_first_step_waits_for_a_copy_beside_its_kernels() -> None:
     assert moved["fills"].to_list() == [True, False, False, False, False]
 
 
+@pytest.mark.parametrize(("first", "fills"), [(60, True), (61, True), (62, False)])
+def test_kernels_of_a_first_step_that_fills_the_device_may_be_a_little_longer(
+    first: int, fills: bool
+) -> None:
+    """The host takes 60 ns per step and so does the device, 30 later: only the first step takes 90."""
+    host = np.arange(5) * 60
+    length = np.array([first, 60, 60, 60, 60])
+    start = np.maximum(host + 30, np.r_[0, (host + 30 + length)[:-1]])
+    rows = {"start": start, "end": start + length, "launch_start": host + 29, "launch_end": host + 29}
+    done = on_device.work(pl.DataFrame(rows | {"device": 0, "stream": 7}), None, 5)
+    steps = pl.DataFrame({"start": host, "end": host + 60, "begins": True})
+    moved = on_device.moved(steps, done)
+    assert int((moved["end"] - moved["start"])[0]) == 30 + first
+    assert moved["fills"].to_list() == [fills] + [False] * 4
+
+
 @pytest.mark.parametrize(("last", "fills"), [(60, True), (66, True), (67, False), (54, False)])
 def test_of_three_steps_the_last_is_like_the_second_where_the_first_is_left_out(
     last: int, fills: bool

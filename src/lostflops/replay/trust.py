@@ -255,7 +255,9 @@ def _doubts(job: RecordedJob, steps: StepPoints, error: float, path: PathShares)
     if error > GOOD:
         found.append(f"the replay misses recorded steps by {percent(error, 1)}")
     if path.opaque > OPAQUE_GOOD:
-        found.append(f"{whole_percent(path.opaque)} of the critical path is host time between operators and calls")
+        found.append(
+            f"{whole_percent(path.opaque)} of the critical path is host time between operators and calls"
+        )
     if _without_steps(job):
         found.append("no steps were found: the whole recording counts as one")
     elif len(np.unique(steps.step)) < 3:

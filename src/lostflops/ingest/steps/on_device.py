@@ -48,6 +48,7 @@ WORTH_TELLING = 0.01
 # A first step in which the host gets ahead by this share of a step more than in at least so many others, and
 # by no more than the main stream waits longer in it. Less is 3 % of a mean of five.
 FILLS, FEWEST_OTHERS, WAITED = 0.15, 2, 1.02
+NOISE = 0.02  # of a step, by which its kernels may be longer or shorter than in another
 # A last step at whose end nothing begins for twice as long as in any other, and longer by this share of their
 # median length, was cut: the job hung, or the profiler was stopping.
 WAITING_END, TWICE = 0.1, 2
@@ -268,7 +269,8 @@ def _fills(done: DeviceWork, host: Int, until: Int, begin: Int, end: Int) -> npt
     idle = length - _busy(done, begin, end)
     waits = idle - np.median(idle[inner])
     usual = float(np.median(length[inner]))
-    return first & followed & (begin == host) & (longer >= FILLS * usual) & (longer <= WAITED * waits)
+    most = WAITED * waits + NOISE * usual
+    return first & followed & (begin == host) & (longer >= FILLS * usual) & (longer <= most)
 
 
 def _busy(done: DeviceWork, begin: Int, end: Int) -> Int:
