@@ -34,7 +34,7 @@ def test_memory_that_is_not_freed_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_who_logs_less_often_reads_less_as_well(tmp_path: Path) -> None:
-    """The one value that is read is for the log: without both the CPU runs ahead, and hides the loader too."""
+    """The one value that is read is for the log: without both the CPU runs ahead, and hides its loader."""
 
     def logs(step: EagerStep) -> None:
         with step.frames("train.py(120): report"):

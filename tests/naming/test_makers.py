@@ -11,6 +11,7 @@ import lostflops
 from eager_jobs import Eager, EagerStep, recorded
 from lostflops.naming.makers import MAKERS, NVIDIA, Maker, maker
 from lostflops.remedies import REMEDIES, Setting
+from lostflops.report.remedy import RemedyForJob
 
 OF_OTHERS = re.compile(r"torch\.cuda|[\"']cuda|cuda:nccl|nvidia|nsys|CUDA graph|GRAPH_REGISTER|CUDA_ALLOC")
 CALLS = {
@@ -60,6 +61,8 @@ def test_a_page_of_others_accelerators_names_nothing_of_nvidia_s(
     for one in page.findings:
         assert not OF_OTHERS.search(one.next), one.next
         assert "cuda-graphs" not in one.remedies
+    for skipped in page.skipped:
+        assert not OF_OTHERS.search(skipped.reason.replace("nsys profile -t osrt", "")), skipped.reason
 
 
 @pytest.mark.parametrize("of", [one for one in MAKERS if one.name not in ("NVIDIA", "AMD")])
@@ -68,6 +71,14 @@ def test_no_remedy_speaks_of_nvidia_s_to_others(of: Maker) -> None:
         job = Setting(framework, fitting=of.spelled, replays_graphs=False)
         for remedy in REMEDIES.values():
             assert not OF_OTHERS.search(job.says(remedy)), job.says(remedy)
+
+
+def test_what_is_typed_fits_too() -> None:
+    own = next(one for one in MAKERS if one.name == "Intel")
+    job = Setting("pytorch", fitting=own.spelled, replays_graphs=False)
+    shown = str(RemedyForJob(REMEDIES["remove-syncs"], job))
+    assert "loss.detach()" in shown and "set_sync_debug_mode" not in shown
+    assert 'torch.autocast("xpu"' in str(RemedyForJob(REMEDIES["bf16"], job))
 
 
 def test_makers_are_known_by_calls_where_no_name_tells() -> None:

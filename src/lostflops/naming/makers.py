@@ -11,7 +11,7 @@ ALLOCATOR = (
     r"`PYTORCH_CUDA_ALLOC_CONF(?:=expandable_segments:True)?`\))?"
     r"|`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`"
 )
-FINDS_WAITS = r'; `torch\.cuda\.set_sync_debug_mode\("warn"\)` finds them'
+FINDS_WAITS = r'torch\.cuda\.set_sync_debug_mode\("warn"\)'
 CLOCKS, LINKS = (
     "`nvidia-smi -q -d PERFORMANCE`",
     "`nvidia-smi topo -m` and `nvidia-smi nvlink --status`",
@@ -19,7 +19,7 @@ CLOCKS, LINKS = (
 PROCESSES = "`nvidia-smi`"
 # Nsight Systems, and what holds for its maker's graphs alone.
 NSIGHT = (
-    (r", or `nsys profile -t cuda,nvtx,osrt`", ""),
+    (r", or `nsys [^`]*`(?:, or `[^`]*`)*", ""),
     (r", `nsys profile -t cuda --cuda-graph-trace=node`", ""),
     (r" With expandable segments, graphs of Transformer Engine need `NCCL_GRAPH_REGISTER=0`\.", ""),
 )
@@ -32,6 +32,7 @@ OF_CUDA = (
         '`torch.set_float32_matmul_precision("high")`',
     ),
     (r" Set it in one way only: once `fp32_precision` is set, reading `allow_tf32` raises\.", ""),
+    (r", `torch\.cuda\.memory\._dump_snapshot\(…\)`", ""),
     (r" Not with tensors shared by CUDA IPC or with managed memory\.", ""),
 )
 
@@ -42,7 +43,7 @@ def _device(kind: str, backend: str, *more: tuple[str, str]) -> tuple[tuple[str,
         *NSIGHT,
         *more,
         *OF_CUDA,
-        (FINDS_WAITS, ""),
+        (rf"; `{FINDS_WAITS}` finds them|{FINDS_WAITS}", ""),
         (r"\btorch\.cuda\.", f"torch.{kind}."),
         (r'"cuda"', f'"{kind}"'),
         (r"\bcuda:nccl\b", f"{kind}:{backend}"),
@@ -107,7 +108,7 @@ ASCEND = Maker(
         (re.escape(LINKS), "`npu-smi info -t topo`"),
         (PROCESSES, "`npu-smi info`"),
         (ALLOCATOR, "`PYTORCH_NPU_ALLOC_CONF=expandable_segments:True`"),
-        (FINDS_WAITS, '; `torch_npu.npu.set_sync_debug_mode("warn")` finds them'),
+        (FINDS_WAITS, 'torch_npu.npu.set_sync_debug_mode("warn")'),
     ),
 )
 HABANA = Maker(

@@ -194,7 +194,7 @@ class RemedyForJob:
             return change.snippets
         fitting = self.job.fitting
         taken = [snippet for snippet in change.snippets if snippet.taken_by(self.job.versions)]
-        return [replace(snippet, text=fitting(snippet.text)) for snippet in taken]
+        return [replace(s, text=said) for s in taken if (said := fitting(s.text))]
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         remedy = self.remedy

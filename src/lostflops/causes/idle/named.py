@@ -10,7 +10,7 @@ from dataclasses import replace
 import polars as pl
 
 from lostflops.causes.declared import LOGGING, NO_EDIT
-from lostflops.causes.given import BETWEEN, LOADING, OTHER_HOST
+from lostflops.causes.given import BETWEEN, OTHER_HOST
 from lostflops.causes.names import (
     NAMED_FROM,
     SAVED,

@@ -23,7 +23,7 @@ BECAUSE = {
     "job ended in it": "it holds less work than the others: the job or the recording ended in it",
     "waits at its end": "nothing starts for a long time at its end: the job or the recording was ending",
     "device was behind": "the GPU was still busy with earlier work when the CPU began it",
-    "device had no work yet": "the GPU had no work when the CPU began it, as it has in the others",
+    "device had no work yet": "the GPU had nothing to do when the CPU began it, unlike in the others",
     "nothing in it": "nothing was launched in it",
     "outlier": "unlike the others",
     "left out on another rank": "not whole on every rank",
