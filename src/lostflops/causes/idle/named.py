@@ -66,6 +66,7 @@ PHASE = re.compile(
     r"|(?:training_|train_)?(?:batch|iter|iteration)|micro_?batch|evaluate_function|autograd)(?:[^a-z]|$)"
 )
 OPERATOR = re.compile(r"^aten::\w+(?: in |$)")  # that computes on the CPU, where it takes long
+OF_GPUS = re.compile(r"^aten::_?(?:cudnn|miopen)_\w+(?: in |$)")  # whose tensors lie there
 ANY_OPERATOR = re.compile(r"^\w+::\w+(?: in |$)")
 MESSAGES = re.compile(r"MPI_\w|uc[ps]_")
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
@@ -284,6 +285,8 @@ def _does(names: Sequence[str], told: float) -> str:
         return f"{how_much} while the CPU {idle[0]}"
     if names and all(ON_CPU.search(name) for name in names):
         return " while the optimizer runs on the CPU"
+    if names and all(OPERATOR.match(name) for name in names) and any(map(OF_GPUS.match, names)):
+        return " inside operators of a library that runs on it"
     if names and all(OPERATOR.match(name) for name in names):
         return " while the CPU runs operators on tensors of its own"
     run = [name for name in names if stands_still(name) is None]
@@ -336,6 +339,11 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
         return (
             "That is the optimizer's own Python: use its fused kernels (`fused=True`) or `foreach=True` "
             "where it has them, few groups of parameters, or `torch.compile(optimizer.step)`."
+        )
+    if OF_GPUS.match(name):
+        return (
+            f"Keep the shapes of {spoken(name)} steady: for each new one cuDNN or MIOpen looks for an "
+            "algorithm, and tries them all with `torch.backends.cudnn.benchmark = True`."
         )
     if OPERATOR.match(name):
         return (
