@@ -1089,6 +1089,26 @@ def test_kernels_of_a_first_step_that_fills_the_device_may_be_a_little_longer(
     assert moved["fills"].to_list() == [fills] + [False] * 4
 
 
+@pytest.mark.parametrize(("host", "fills"), [([40, 20, 38, 19, 40], True), ([90, 60, 60, 60, 60], False)])
+def test_a_first_step_fills_the_device_however_the_host_s_steps_vary(host: list[int], fills: bool) -> None:
+    """The device takes 60 ns per step, and the first time waits for 30: the others hide as much where the
+    host is ahead of them by more."""
+    until = np.cumsum(host)
+    start = until - np.array(host)
+    ends = [90]
+    for at in start[1:]:
+        ends.append(max(int(at) + 1, ends[-1]) + 60)
+    end = np.array(ends)
+    rows = {"start": end - 60, "end": end, "launch_start": start, "launch_end": start}
+    rows["launch_start"] = np.r_[29, start[1:]]
+    rows["launch_end"] = rows["launch_start"]
+    done = on_device.work(pl.DataFrame(rows | {"device": 0, "stream": 7}), None, 5)
+    steps = pl.DataFrame({"start": start, "end": until, "begins": True})
+    moved = on_device.moved(steps, done)
+    assert int((moved["end"] - moved["start"])[0]) == 90
+    assert moved["fills"].to_list() == [fills] + [False] * 4
+
+
 @pytest.mark.parametrize(("last", "fills"), [(60, True), (66, True), (67, False), (54, False)])
 def test_of_three_steps_the_last_is_like_the_second_where_the_first_is_left_out(
     last: int, fills: bool

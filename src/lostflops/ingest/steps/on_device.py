@@ -270,7 +270,12 @@ def _fills(done: DeviceWork, host: Int, until: Int, begin: Int, end: Int) -> npt
     waits = idle - np.median(idle[inner])
     usual = float(np.median(length[inner]))
     most = WAITED * waits + NOISE * usual
-    return first & followed & (begin == host) & (longer >= FILLS * usual) & (longer <= most)
+    fills = (longer >= FILLS * usual) & (longer <= most)
+    # Where the host is ahead of all others by more than that, they hide it, however long the host takes.
+    longer = length - np.median(length[inner])
+    hidden = longer <= (begin - host)[inner].min()
+    fills |= (longer >= FILLS * usual) & (longer <= most) & hidden
+    return first & followed & (begin == host) & fills
 
 
 def _busy(done: DeviceWork, begin: Int, end: Int) -> Int:
