@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import polars as pl
 
@@ -11,14 +10,12 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.columns import Count, Flag, Id, Instant, Name, Time, Typical
 from lostflops.finding import Finding, milliseconds
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.recipes.accounting import COMPUTE, COPY, HOST_ONLY
+from lostflops.recipes.accounting import HOST_ONLY
 from lostflops.tables import Kernels, Ranks, Steps
 
-from .beside_usual import core_waits, num_kernels
-from .log_core_waits import REMEDY as MORE_CORES
+from .beside_usual import core_waits, mostly, num_kernels, what_next, with_copies
 
 MOST_NAMED = 6
-SAME_WORK = 0.02  # of the kernels: so many more or fewer are still the work of any other step
 MUCH = 1.1  # times a pause, that the waiting for it may last at most
 
 
@@ -164,7 +161,7 @@ def outlier_steps(
     """
     length = pl.col("end") - pl.col("start")
     usual = counted_steps.group_by("rank").agg(usual=length.median().round().cast(pl.Int64), steps=pl.len())
-    spent = _with_copies(step_ledger.select("rank", "step", "account", "ns"), copies_by_cause)
+    spent = with_copies(step_ledger.select("rank", "step", "account", "ns"), copies_by_cause)
     mean = (
         spent.join(counted_steps.select("rank", "step"), on=["rank", "step"], how="semi")
         .group_by("rank", "account")
@@ -198,18 +195,6 @@ def outlier_steps(
     )
 
 
-def _with_copies(spent: pl.LazyFrame, copies: pl.LazyFrame | None) -> pl.LazyFrame:
-    """What steps spend, the copies of a cause with the cause."""
-    if copies is None:
-        return spent
-    theirs = copies.filter(pl.col("cause").is_not_null()).select(
-        "rank", "step", account="cause", ns=pl.col("exposed") - pl.col("outlasted")
-    )
-    moved = [theirs, theirs.with_columns(account=pl.lit(COPY), ns=-pl.col("ns"))]
-    rows = [spent.with_columns(pl.col("account").cast(pl.String)), *moved]
-    return pl.concat(rows).group_by("rank", "step", "account").agg(pl.col("ns").sum())
-
-
 @outlier_steps.finding(
     name="outlier-step",
     none_known="A step that came once: what to do stands with the account that made it long.",
@@ -234,7 +219,7 @@ def a_step_is_an_outlier(table: pl.DataFrame) -> Iterator[Finding]:
         yield Finding(
             name="outlier-step",
             claim=f"Step {first['step']} took {milliseconds(ns)}{on}, "
-            f"{times:.{0 if times >= 10 else 1}f} times the others; {_mostly(first)}. "
+            f"{times:.{0 if times >= 10 else 1}f} times the others; {mostly(first)}. "
             "It is left out of the mean.",
             gain="unknown",
             evidence=(
@@ -250,35 +235,6 @@ def a_step_is_an_outlier(table: pl.DataFrame) -> Iterator[Finding]:
                     .iter_rows(named=True)
                 ),
             ),
-            next=_next(first),
+            next=what_next(first),
             accounts=(str(account),),
         )
-
-
-def _mostly(row: Mapping[str, Any]) -> str:
-    """What made the step longer."""
-    if _had_no_core(row):
-        return f"its training thread waited {milliseconds(row['core_wait'])} for a processor core"
-    label = ACCOUNTS[row["account"]].label
-    if 2 * row["more"] >= row["longer"]:
-        return f"most of it is {label}"
-    return f"{milliseconds(row['more'])} of it is {label}, and the rest less of each"
-
-
-def _had_no_core(row: Mapping[str, Any]) -> bool:
-    return row["core_wait"] is not None and 2 * row["core_wait"] >= row["longer"]
-
-
-def _next(row: Mapping[str, Any]) -> str:
-    if _had_no_core(row):
-        return MORE_CORES
-    here, usual = row["kernels"], row["usual_kernels"]
-    if row["account"] != COMPUTE or not here or not usual:
-        return ACCOUNTS[row["account"]].advice(row["on_host"])
-    what = "operators" if row["on_host"] else "kernels"
-    if abs(here - usual) <= SAME_WORK * usual:
-        return (
-            f"It runs as many {what} as the others ({here:,}): they had larger inputs or ran slower. "
-            "`lostflops record --monitor` shows clocks and what else was running."
-        )
-    return f"It runs {here:,} {what}, the others {usual:,}: find what this step does besides."
