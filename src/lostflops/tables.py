@@ -45,14 +45,14 @@ DIRECTIONS = (
 )
 HOST_MEMORY = ("pageable", "pinned", "managed", "none", "unknown")
 STEP_SOURCES = ("profiler", "range", "optimizer", "period", "whole trace")
-# Why a step does not count in means: the recording or the job cut it; the device was at other work when it
-# began; it is not like the others; or that is so on another rank.
+# Why a step does not count in means: it was cut; the device was at other work when it began, or alone then
+# had none; it is not like the others; or that is so on another rank.
 LEFT_OUT_BECAUSE = (
-    "recording began in it",
-    "recording ended in it",
+    *("recording began in it", "recording ended in it"),
     "job ended in it",
     "waits at its end",
     "device was behind",
+    "device had no work yet",
     "nothing in it",
     "outlier",
     "left out on another rank",

@@ -1018,7 +1018,8 @@ def test_what_alone_computes_longer_than_all_else_in_several_steps_makes_no_main
     [
         (30, 60, 5, True),
         (0, 91, 5, False),
-        (30, 60, 3, False),
+        (30, 60, 3, True),
+        (30, 60, 2, False),
         (30, 62, 5, False),
         (8, 60, 5, True),
         (7, 60, 5, False),
@@ -1036,3 +1037,85 @@ def test_a_first_step_whose_device_has_no_work_yet_tells_nothing_of_the_others(
     done = on_device.work(pl.DataFrame(rows | {"device": 0, "stream": 7}), None, num_steps)
     steps = pl.DataFrame({"start": host, "end": host + 40, "begins": True})
     assert on_device.moved(steps, done)["fills"].to_list() == [fills] + [False] * (num_steps - 1)
+
+
+@pytest.mark.parametrize(("before", "fills"), [(10, True), (30, False)])
+def test_a_first_step_waits_behind_its_first_work_too(before: int, fills: bool) -> None:
+    """A batch is copied first, and what the host does then is hidden in all steps but the first: the device
+    idles 21 ns there. A kernel that runs for as long leaves it as long as the others."""
+    host = np.arange(5) * 40
+    launch = np.c_[host + 2, host + 32].ravel()
+    length = np.tile([before, 60 - before], 5)
+    ends: list[int] = []
+    for at, ns in zip(launch, length, strict=True):
+        ends.append(max(int(at) + 1, ends[-1] if ends else 0) + int(ns))
+    end = np.array(ends)
+    rows = {"start": end - length, "end": end, "launch_start": launch, "launch_end": launch}
+    done = on_device.work(pl.DataFrame(rows | {"device": 0, "stream": 7}), None, 5)
+    steps = pl.DataFrame({"start": host, "end": host + 40, "begins": True})
+    assert on_device.moved(steps, done)["fills"].to_list() == [fills] + [False] * 4
+
+
+def test_a_first_step_waits_for_a_copy_beside_its_kernels() -> None:
+    """Batches are copied on a stream of their own, in 50 ns each, and kernels of 30 wait for them: the copies
+    follow each other, so that only the first step takes 80 ns."""
+    host = np.arange(5) * 10
+    copied = 50 * (1 + np.arange(5))
+    kernels = {"start": copied, "end": copied + 30, "launch_start": host + 2, "launch_end": host + 3}
+    copies = {"start": copied - 50, "end": copied, "launch_start": host, "launch_end": host + 1}
+    tables = [
+        pl.DataFrame(kernels | {"device": 0, "stream": 7}),
+        pl.DataFrame(copies | {"device": 0, "stream": 9}),
+    ]
+    steps = pl.DataFrame({"start": host, "end": host + 10, "begins": True})
+    moved = on_device.moved(steps, on_device.work(*tables, 5))
+    assert (moved["end"] - moved["start"]).to_list() == [80, 50, 50, 50, 50]
+    assert moved["fills"].to_list() == [True, False, False, False, False]
+
+
+@pytest.mark.parametrize(("first", "fills"), [(60, True), (61, True), (62, False)])
+def test_kernels_of_a_first_step_that_fills_the_device_may_be_a_little_longer(
+    first: int, fills: bool
+) -> None:
+    """The host takes 60 ns per step and so does the device, 30 later: only the first step takes 90."""
+    host = np.arange(5) * 60
+    length = np.array([first, 60, 60, 60, 60])
+    start = np.maximum(host + 30, np.r_[0, (host + 30 + length)[:-1]])
+    rows = {"start": start, "end": start + length, "launch_start": host + 29, "launch_end": host + 29}
+    done = on_device.work(pl.DataFrame(rows | {"device": 0, "stream": 7}), None, 5)
+    steps = pl.DataFrame({"start": host, "end": host + 60, "begins": True})
+    moved = on_device.moved(steps, done)
+    assert int((moved["end"] - moved["start"])[0]) == 30 + first
+    assert moved["fills"].to_list() == [fills] + [False] * 4
+
+
+@pytest.mark.parametrize(("host", "fills"), [([40, 20, 38, 19, 40], True), ([90, 60, 60, 60, 60], False)])
+def test_a_first_step_fills_the_device_however_the_host_s_steps_vary(host: list[int], fills: bool) -> None:
+    """The device takes 60 ns per step, and the first time waits for 30: the others hide as much where the
+    host is ahead of them by more."""
+    until = np.cumsum(host)
+    start = until - np.array(host)
+    ends = [90]
+    for at in start[1:]:
+        ends.append(max(int(at) + 1, ends[-1]) + 60)
+    end = np.array(ends)
+    rows = {"start": end - 60, "end": end, "launch_start": start, "launch_end": start}
+    rows["launch_start"] = np.r_[29, start[1:]]
+    rows["launch_end"] = rows["launch_start"]
+    done = on_device.work(pl.DataFrame(rows | {"device": 0, "stream": 7}), None, 5)
+    steps = pl.DataFrame({"start": start, "end": until, "begins": True})
+    moved = on_device.moved(steps, done)
+    assert int((moved["end"] - moved["start"])[0]) == 90
+    assert moved["fills"].to_list() == [fills] + [False] * 4
+
+
+@pytest.mark.parametrize(("last", "fills"), [(60, True), (66, True), (67, False), (54, False)])
+def test_of_three_steps_the_last_is_like_the_second_where_the_first_is_left_out(
+    last: int, fills: bool
+) -> None:
+    host, length = np.arange(3) * 40, np.array([60, 60, last])
+    end = 31 + np.cumsum(length)
+    rows = {"start": end - length, "end": end, "launch_start": host + 30, "launch_end": host + 30}
+    done = on_device.work(pl.DataFrame(rows | {"device": 0, "stream": 7}), None, 3)
+    steps = pl.DataFrame({"start": host, "end": host + 40, "begins": True})
+    assert on_device.moved(steps, done)["fills"].to_list() == [fills, False, False]

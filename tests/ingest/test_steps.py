@@ -104,6 +104,26 @@ def test_a_range_that_names_the_epoch_or_how_many_steps_there_are_names_a_step(t
     assert found(marks) == [(first, 5, 50, "range", True), (first + 1, 50, 90, "range", True)]
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("execute_context_0(0)_generation_8(8)", "execute_context_1(512)_generation_8(8)"),
+        ("execute_new_0_cached_8", "execute_new_1_cached_7"),
+        (
+            "execute_32_context_0(sq0sk0)_generation_32(sq32sk9)",
+            "execute_9_context_1(sq9sk9)_generation_0(sq0)",
+        ),
+        ("execute_model", "execute_model"),
+        ("step[DECODE bs=32]", "step[EXTEND bs=1 toks=77]"),
+    ],
+)
+def test_a_range_that_a_server_puts_around_a_pass_is_a_step(first: str, second: str) -> None:
+    marks = ranges((first, 5, 45), (second, 50, 90))
+    assert found(marks) == [(0, 5, 50, "range", True), (1, 50, 90, "range", True)]
+    alike = ranges(("execute_command", 5, 45), ("execute_command", 50, 90))
+    assert [row[3] for row in found(alike)] == ["whole trace"]
+
+
 def test_a_range_around_the_optimizers_step_ends_a_step() -> None:
     marks = ranges(("forward", 5, 45), ("optimizer_step", 50, 90), ("optimizer_step", 150, 190))
     assert found(marks, end=190) == [(0, 0, 90, "optimizer", False), (1, 90, 190, "optimizer", True)]

@@ -42,7 +42,7 @@ from .given import Given
 from .host import join_host
 from .idle.checkpoint import held_up_by_staging
 from .idle.occurrence import on_some_ranks, told_once
-from .names import BUBBLE, for_makers
+from .names import BUBBLE
 from .needless.again import computes_again
 from .needless.outside import computes_outside
 from .needless.own_functions import runs_own_functions
@@ -122,7 +122,7 @@ def findings(given: Given) -> tuple[Finding, ...]:
         _asked(_within(on_some_ranks(_advised(told_once(f, given), given), given), whole), given, asked)
         for f in page.all()
     ]
-    told = [replace(f, next=for_makers(given.gpus.values(), f.next)) for f in told]
+    told = [replace(f, next=given.fitting(f.next)) for f in told]
     faults = [f for f in told if _is_fault(f) and page.reaches(f.size, FAULT_FROM)]
     least = {f.name: min((e.size for e in faults if _may_cause(e, f, given)), default=None) for f in told}
     return tuple(sorted(told, key=lambda f: _place(f, least[f.name], page)))

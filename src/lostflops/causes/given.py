@@ -163,6 +163,7 @@ class Given:
     spent_in: Callable[[Sequence[str]], int] = _not_known
     schedule: str = ""  # of the pipeline, as the recipe `pipeline_passes` names it; empty where not known
     units: frozenset[str] | None = None  # precisions of the GPU's matrix units; None where not known
+    fitting: Callable[[str], str] = str  # advice, with what there is for the maker's accelerators
 
     def named(self, finding: str) -> tuple[str, ...]:
         """The remedies that a finding or a case asks for, as far as this job could still make them."""

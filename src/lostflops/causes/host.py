@@ -177,7 +177,7 @@ def _synchronised_often(page: PageFindings) -> None:
     if waits is None or not _waits_again_and_again(given) or not between:
         return
     accounts = tuple(account for account in BETWEEN if account != NOTHING_KNOWN or not _in_long_pauses(given))
-    members = [finding for account in accounts if (finding := page.about(account))]
+    members = page.about_any(accounts)
     cost = waits.size + between
     told = tuple(fact for fact in waits.evidence if not OF_IDLE.search(fact))
     joined = page.absorb(waits, [])
@@ -279,7 +279,7 @@ def _slowed_by_saving(page: PageFindings) -> None:
         return
     slow, usual = (int(rows["pauses"].sum()) // rows.height for rows in (beside, others))
     cost = (slow - usual) * beside.height // given.num_steps
-    members = [found for account in accounts if (found := page.about(account))]
+    members = page.about_any(accounts)
     if slow <= TIMES * usual or not members or not page.reaches(cost, SLOWED_FROM):
         return
     left = sum(member.size for member in members) - cost
@@ -313,7 +313,7 @@ def _slowed_by_saving(page: PageFindings) -> None:
 def _beside_python(page: PageFindings) -> None:
     """Pauses under many names, in which another thread runs Python nearly all the time, are its doing."""
     given = page.given
-    members = [found for account in PAUSES if (found := page.about(account))]
+    members = page.about_any(PAUSES)
     thread = held_up(given, ranks_held_up(given))
     if page.of(SLOWED.name) or not members or thread is None:
         return

@@ -21,16 +21,6 @@ MOST_NAMED = 8  # ranks
 _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$")
 _INSIDE = re.compile(r"^(?P<what>.+?) in (?P<frame>\S+\(\d+\): .+)$")
 _BUILT_IN = re.compile(r"^<built-in (?:function|method) (?P<function>[^\s>]+)")
-# What asks a GPU how it is, by maker.
-_AMD = re.compile(r"AMD|Instinct|Radeon|gfx\d")
-_OF_AMD = {
-    "`nvidia-smi -q -d PERFORMANCE`": "`amd-smi metric --clock --power --temperature`",
-    "`nvidia-smi topo -m` and `nvidia-smi nvlink --status`": "`amd-smi topology` and `amd-smi xgmi`",
-    "`nvidia-smi`": "`amd-smi process`",
-    ", or `nsys profile -t cuda,nvtx,osrt`": "",
-    ", `nsys profile -t cuda --cuda-graph-trace=node`": "",
-    " With expandable segments, graphs of Transformer Engine need `NCCL_GRAPH_REGISTER=0`.": "",
-}
 _PLACE = re.compile(r" \([^()]*:\d+\)")
 _LOGGING = re.compile(
     r"(?:^|[/`. ])(?:logging|tqdm|rich|wandb|tensorboardX?|mlflow|comet_ml|neptune|clearml)\b"
@@ -110,20 +100,6 @@ def on_ranks(called: str, remedy: str) -> str:
     """The remedy where it is for some ranks only, as "On rank 3: look at …"; a command stays as it is."""
     is_sentence = remedy[:1].isupper() and remedy[1:2].islower()
     return f"On {called}: {remedy[0].lower()}{remedy[1:]}" if is_sentence else remedy
-
-
-def for_makers(gpus: Iterable[str], advice: str) -> str:
-    """The advice with the commands of the GPUs' maker.
-
-    >>> for_makers(["AMD Instinct MI300X"], "Look at it (`nvidia-smi`).")
-    'Look at it (`amd-smi process`).'
-    >>> for_makers(["AMD Instinct MI300X"], "Record `A`, or `nsys profile -t cuda,nvtx,osrt`.")
-    'Record `A`.'
-    """
-    if any(_AMD.search(gpu) for gpu in gpus):
-        for theirs, own in _OF_AMD.items():
-            advice = advice.replace(theirs, own)
-    return advice
 
 
 def bytes_of(size: int) -> str:

@@ -40,6 +40,15 @@ class PageFindings:
         idle = (f for f in self._findings if f.recipe == "idle_summary")
         return next((f for f in idle if account in f.accounts), None)
 
+    def about_any(self, accounts: Iterable[str]) -> list[Finding]:
+        """The findings about idle time of these accounts; one about several of them is there once."""
+        found: list[Finding] = []
+        for account in accounts:
+            one = self.about(account)
+            if one is not None and not any(one is other for other in found):
+                found.append(one)
+        return found
+
     def take(self, *names: str) -> list[Finding]:
         """The findings of these names, which are then no findings any more."""
         taken = [f for f in self._findings if f.name in names]

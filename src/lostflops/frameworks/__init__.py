@@ -14,6 +14,7 @@ import polars as pl
 
 from lostflops.errors import shown
 from lostflops.naming.gpus import matrix_units
+from lostflops.naming.makers import WITH_GRAPHS, maker
 from lostflops.remedies import FRAMEWORKS, UNKNOWN, Setting
 from lostflops.remedies.snippet import Version
 from lostflops.store.trace import Trace
@@ -65,6 +66,7 @@ def setting(trace: Trace, kept: Kept = _anew) -> Setting:
     halves = kept("page_reduces_halves", lambda: pl.DataFrame({"halves": [effects.reduces_halves(trace)]}))
     gpu, versions = _installed(trace)
     found = _found(trace, hosts, versions)
+    made_by = maker([gpu or ""], named.get("launches", ()))
     first, told_by = next(iter(found.items()), (UNKNOWN, ""))
     return Setting(
         framework=first,
@@ -76,6 +78,8 @@ def setting(trace: Trace, kept: Kept = _anew) -> Setting:
         else "",
         on=effects.on(named, hosts, once, alone.item(), halves.item()),
         units=matrix_units(gpu),
+        fitting=str if made_by is None else made_by.spelled,
+        replays_graphs=made_by is None or made_by.name in WITH_GRAPHS,
         versions=versions,
         told_by=told_by,
         trains=effects.trains(named, hosts),

@@ -13,9 +13,16 @@ STEP_RANGE = (
     r"(?:step|iter|iteration|batch)[ _#:/=\[(-]*"
     r"(?:(\d{1,15})(?: ?(?:/|of) ?\d{1,15})?)?[\])>]*$"
 )
+# One that an engine which serves models puts around a pass: vLLM's 'execute_context_1(512)_generation_8(8)',
+# 'execute_new_1_cached_8' and 'execute_model', SGLang's 'step[DECODE bs=32]'.
+SERVING_STEP = (
+    r"^(?:execute_(?:new_\d+|(?:\d+_)?context_\d+)(?:[_(]\S*)?|(?:[\w.]+[:.] ?)?execute_model"
+    r"|step\[(?:DECODE|EXTEND|PREFILL|MIXED|IDLE)\b[^\]]*\])()$"
+)
 PROFILER_STEP = r"^ProfilerStep[#*](\d{1,15})$"
 
 _RANGE = re.compile(STEP_RANGE)
+_SERVING = re.compile(SERVING_STEP)
 _BARE = re.compile(r"(?i)^(?:step|iter|iteration|batch)[ _#:/=-]*$")
 NO_TEXT = "(unnamed range)"
 """What a range is called whose text is not in the recording."""
@@ -26,10 +33,10 @@ def is_step_mark(name: str) -> bool:
 
     >>> is_step_mark("ProfilerStep#3"), is_step_mark("iteration 12"), is_step_mark("step")
     (True, True, True)
-    >>> is_step_mark("train_step")
-    False
+    >>> is_step_mark("train_step"), is_step_mark("execute_new_2_cached_14")
+    (False, True)
     """
-    if name.startswith("ProfilerStep"):
+    if name.startswith("ProfilerStep") or _SERVING.match(name):
         return True
     found = _RANGE.match(name)
     return found is not None and (found[1] is not None or _BARE.match(name) is not None)

@@ -76,4 +76,5 @@ class Remedy:
     lacks: str = ""
     unsure: str = ""
     of_training: bool = False
+    of_graphs: bool = False  # only where PyTorch replays graphs: on NVIDIA's and AMD's GPUs
     is_in_deepspeed_json: bool = False  # what 'deepspeed' does, other frameworks pass on as JSON

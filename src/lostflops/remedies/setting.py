@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from .remedy import UNKNOWN, Change, Remedy
@@ -74,6 +74,9 @@ class Setting:
     sharding: str = ""  # 'fsdp' or 'ddp'; empty when nothing tells
     on: frozenset[str] = frozenset()
     units: frozenset[str] | None = None  # precisions of the GPU's matrix units; None where not known
+    # What is said, with the functions and tools that there are for the maker's accelerators.
+    fitting: Callable[[str], str] = str
+    replays_graphs: bool = True  # whether PyTorch can on these accelerators, as far as that is known
     versions: Mapping[str, Version] = field(default_factory=dict[str, Version])
     told_by: str = ""
     trains: bool = True  # False where all that it computes was recorded, and no gradient is among it
@@ -81,6 +84,8 @@ class Setting:
     def allows(self, remedy: Remedy) -> bool:
         """Whether the GPU and the job can do what the remedy asks for, as far as that is known."""
         if remedy.of_training and not self.trains:
+            return False
+        if remedy.of_graphs and not self.replays_graphs:
             return False
         if self.units is None:
             return not remedy.lacks
@@ -109,12 +114,12 @@ class Setting:
         if not self.trains and said.startswith(TRAIN):
             said = COMPUTE + said.removeprefix(TRAIN)
         unsure = remedy.unsure if self.units is None else ""
-        return " ".join(filter(None, (said, remedy.note, unsure))) if said else ""
+        return self.fitting(" ".join(filter(None, (said, remedy.note, unsure)))) if said else ""
 
     def spelled(self, said: str) -> str:
         for name, spelling in SPELLINGS.items():
             said = said.replace(name, spelling.text(self.versions)) if name in said else said
-        return UNLESS.sub(lambda part: "" if part[1] in self.on else part[2], said)
+        return self.fitting(UNLESS.sub(lambda part: "" if part[1] in self.on else part[2], said))
 
     def _keys(self) -> Iterator[str]:
         for framework in (self.framework, "pytorch"):

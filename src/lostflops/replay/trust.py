@@ -112,7 +112,7 @@ def trust(job: RecordedJob, known: Known, world: int | None) -> Trust:
 def _no_host_edits(job: RecordedJob, path: PathShares) -> str:
     """Why it is not known enough what the host does, or nothing."""
     if path.opaque > OPAQUE_MOST:
-        return f"{whole_percent(path.opaque)} of the critical path is host time without a name"
+        return f"{whole_percent(path.opaque)} of the critical path is host time between operators and calls"
     if (share := _without_launch(job)) > NOT_LAUNCHED_MOST:
         return f"{whole_percent(share)} of the GPU work was launched before the recording began"
     return ""
@@ -255,7 +255,9 @@ def _doubts(job: RecordedJob, steps: StepPoints, error: float, path: PathShares)
     if error > GOOD:
         found.append(f"the replay misses recorded steps by {percent(error, 1)}")
     if path.opaque > OPAQUE_GOOD:
-        found.append(f"{whole_percent(path.opaque)} of the critical path is host time without a name")
+        found.append(
+            f"{whole_percent(path.opaque)} of the critical path is host time between operators and calls"
+        )
     if _without_steps(job):
         found.append("no steps were found: the whole recording counts as one")
     elif len(np.unique(steps.step)) < 3:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.cells import cell_len
@@ -192,7 +192,9 @@ class RemedyForJob:
         """The snippets that the job's versions take, as far as those are known."""
         if self.job is None:
             return change.snippets
-        return [snippet for snippet in change.snippets if snippet.taken_by(self.job.versions)]
+        fitting = self.job.fitting
+        taken = [snippet for snippet in change.snippets if snippet.taken_by(self.job.versions)]
+        return [replace(s, text=said) for s in taken if (said := fitting(s.text))]
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         remedy = self.remedy
@@ -225,6 +227,8 @@ def of_framework(job: Setting | None, framework: str) -> Setting | None:
         sharding=job.sharding,
         on=job.on,
         units=job.units,
+        fitting=job.fitting,
+        replays_graphs=job.replays_graphs,
         versions=job.versions,
         told_by="it was asked for",
     )

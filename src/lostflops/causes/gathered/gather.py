@@ -96,6 +96,7 @@ def gather(
     advice: Callable[[str, str], str] = plain,
     left: Callable[[Sequence[str]], tuple[str, ...]] = none_named,
     units: frozenset[str] | None = None,
+    fitting: Callable[[str], str] = str,
 ) -> Given:
     """What a page has for the joining of its findings; `ledger` is of the steps that count."""
     counted = ledger.select("rank", "step").unique()
@@ -290,6 +291,7 @@ def gather(
         advice=advice,
         left=left,
         units=units,
+        fitting=fitting,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import polars as pl
 
 from lostflops.causes.declared import LOGGING, NO_EDIT
-from lostflops.causes.given import OTHER_HOST
+from lostflops.causes.given import BETWEEN, OTHER_HOST
 from lostflops.causes.names import (
     NAMED_FROM,
     SAVED,
@@ -34,6 +34,8 @@ LONG_CALLS = "idle.long_call"
 # Calls that only ask for something.
 ASKS = re.compile(r"^(?:cuda|hip)(?:GetDeviceProperties|MemGetInfo|DeviceGetAttribute|FuncGetAttributes)")
 SYNCHRONISING = "idle.host_synchronisation"
+# What of the idle time a CPU hides that waits for nothing.
+AHEAD = (SYNCHRONISING, *BETWEEN, LOADING, OTHER_HOST, "idle.dependency")
 LAUNCHES = (LAUNCHING, SYNCHRONISING)  # of a function: what it asks of the GPU
 # Operators that change one tensor in place, as a loop over parameters does, and that have one for lists.
 IN_PLACE = re.compile(
@@ -64,6 +66,7 @@ PHASE = re.compile(
     r"|(?:training_|train_)?(?:batch|iter|iteration)|micro_?batch|evaluate_function|autograd)(?:[^a-z]|$)"
 )
 OPERATOR = re.compile(r"^aten::\w+(?: in |$)")  # that computes on the CPU, where it takes long
+OF_GPUS = re.compile(r"^aten::_?(?:cudnn|miopen)_\w+(?: in |$)")  # whose tensors lie there
 ANY_OPERATOR = re.compile(r"^\w+::\w+(?: in |$)")
 MESSAGES = re.compile(r"MPI_\w|uc[ps]_")
 FRAME = re.compile(r"\.pyx?\(\d+\): ")
@@ -282,6 +285,8 @@ def _does(names: Sequence[str], told: float) -> str:
         return f"{how_much} while the CPU {idle[0]}"
     if names and all(ON_CPU.search(name) for name in names):
         return " while the optimizer runs on the CPU"
+    if names and all(OPERATOR.match(name) for name in names) and any(map(OF_GPUS.match, names)):
+        return " inside operators of a library that runs on it"
     if names and all(OPERATOR.match(name) for name in names):
         return " while the CPU runs operators on tensors of its own"
     run = [name for name in names if stands_still(name) is None]
@@ -334,6 +339,11 @@ def _cheaper(name: str, names: Sequence[str], loads: bool) -> str:
         return (
             "That is the optimizer's own Python: use its fused kernels (`fused=True`) or `foreach=True` "
             "where it has them, few groups of parameters, or `torch.compile(optimizer.step)`."
+        )
+    if OF_GPUS.match(name):
+        return (
+            f"Keep the shapes of {spoken(name)} steady: for each new one cuDNN or MIOpen looks for an "
+            "algorithm, and tries them all with `torch.backends.cudnn.benchmark = True`."
         )
     if OPERATOR.match(name):
         return (
@@ -391,8 +401,19 @@ def _saving_or_logging(page: PageFindings, finding: Finding, parts: list[tuple[s
         finding,
         name=LOGGING.name,
         claim=finding.claim.replace(SAVES_OR_LOGS, LOGS),
+        ns_per_step=_with_reads(page, finding.ns_per_step),
         next="Log less often.",
     )
+
+
+def _with_reads(page: PageFindings, ns: int) -> int:
+    """The bound on logging less often with what it saves besides: values that are not read are not waited
+    for, and a CPU that waits for nothing runs ahead."""
+    given = page.given
+    if not ns or given.on_host or not given.reads_values or not given.accounts.get(SYNCHRONISING):
+        return ns
+    hidden = sum(given.accounts.get(account, 0) for account in AHEAD)
+    return max(ns, min(ns + hidden, given.beside_work // max(1, given.num_steps)))
 
 
 def _with_the_rest(page: PageFindings, finding: Finding, parts: list[tuple[str, int]]) -> Finding:

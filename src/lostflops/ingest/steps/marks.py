@@ -1,10 +1,10 @@
 """Find the optimizer steps of a rank, from the best mark there is.
 
-In order: the profiler's own step markers, ranges that name a step, the ends of optimizer ranges, bursts of
-optimizer kernels, the period of the kernel sequence; failing all, the time from the first to the last GPU
-work is one step. Which one was used is recorded with every step. What is marked on the host is then moved to
-where the device gets there (`device_steps`); where the host's marks lay is kept beside it. What the device
-did outside of the steps is in no account, and told.
+In order: the profiler's own step markers, ranges that name a step, those of engines that serve models, the
+ends of optimizer ranges, bursts of optimizer kernels, the period of the kernel sequence; failing all, the
+time from the first to the last GPU work is one step. Which one was used is recorded with every step. What is
+marked on the host is then moved to where the device gets there (`device_steps`); where the host's marks lay
+is kept beside it. What the device did outside of the steps is in no account, and told.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import polars as pl
 
 from lostflops import intervals
 from lostflops.ingest.steps import on_device
-from lostflops.naming.step_marks import PROFILER_STEP, STEP_RANGE
+from lostflops.naming.step_marks import PROFILER_STEP, SERVING_STEP, STEP_RANGE
 from lostflops.store.trace import Quality
 from lostflops.tables import LEFT_OUT, STEP_SOURCE
 
@@ -62,6 +62,7 @@ def find_steps(
     for look, on_host in (
         (lambda: _marked(ranges, PROFILER_STEP, "profiler", launching, at_least=1), True),
         (lambda: _marked(ranges, STEP_RANGE, "range", launching, at_least=2), True),
+        (lambda: _marked(ranges, SERVING_STEP, "range", launching, at_least=2), True),
         (
             lambda: _between_optimizers(
                 _last_of_each_round(_optimizer_range_ends(ranges, operators, launching), launched), start, end
@@ -138,7 +139,7 @@ def _finished(
     cut = pl.when(~pl.col("begins")).then(pl.lit("recording began in it"))
     reason = cut.when(~pl.col("complete")).then(pl.lit("recording ended in it"))
     reason = reason.when("behind").then(pl.lit("device was behind"))
-    reason = reason.when("fills").then(pl.lit("outlier"))
+    reason = reason.when("fills").then(pl.lit("device had no work yet"))
     moved = moved.with_columns(left_out=reason.otherwise(None).cast(LEFT_OUT))
     seen = done.start if by_device else began
     return _with_stubs(moved, seen).drop("begins", "behind", "fills")

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from lostflops import intervals
 from lostflops.naming.classification import moves_by_itself
 
 Int = npt.NDArray[np.int64]
@@ -44,9 +45,10 @@ MOST_COMPARED = 16  # steps with the first
 FEWEST_LAUNCHED = 0.5  # of the device's rows: with fewer launches, boundaries stay where the host marked them
 # From this share of a step on, the device was behind when the recording began.
 WORTH_TELLING = 0.01
-# A first step in which the host gets ahead by this share of a step more than in at least so many others, for
-# what it does before the device gets its first work, and no longer than that. Less is 3 % of a mean of five.
+# A first step in which the host gets ahead by this share of a step more than in at least so many others, and
+# by no more than the main stream waits longer in it. Less is 3 % of a mean of five.
 FILLS, FEWEST_OTHERS, WAITED = 0.15, 2, 1.02
+NOISE = 0.02  # of a step, by which its kernels may be longer or shorter than in another
 # A last step at whose end nothing begins for twice as long as in any other, and longer by this share of their
 # median length, was cut: the job hung, or the profiler was stopping.
 WAITING_END, TWICE = 0.1, 2
@@ -229,7 +231,6 @@ def moved(steps: pl.DataFrame, done: DeviceWork) -> pl.DataFrame:
     else:
         late, begin[0] = 0, host[0]
     begin = np.maximum.accumulate(begin)
-    fills = _fills(before, host, until, begin)
     after = _ends(done, until)
     # What runs beside the main stream under the next step is hidden there, and would be after the last one.
     hidden = len(host) > 1 and float(np.median((before.beside - before.first)[1:])) > 0
@@ -238,6 +239,7 @@ def moved(steps: pl.DataFrame, done: DeviceWork) -> pl.DataFrame:
     end[:-1] = np.minimum(end[:-1], begin[1:])
     follows = np.r_[until[:-1] == host[1:], False]
     end = np.where(follows, np.r_[begin[1:], 0], end)
+    fills = _fills(done, host, until, begin, end)
     if behind[0]:
         behind[0] = late >= WORTH_TELLING * (end[0] - begin[0])
     return steps.with_columns(
@@ -248,21 +250,46 @@ def moved(steps: pl.DataFrame, done: DeviceWork) -> pl.DataFrame:
     )
 
 
-def _fills(before: _Ends, host: Int, until: Int, begin: Int) -> npt.NDArray[np.bool_]:
+def _fills(done: DeviceWork, host: Int, until: Int, begin: Int, end: Int) -> npt.NDArray[np.bool_]:
     """Which steps are a recording's first, and longer for it: the device had no work yet when the host began
-    them, and in the others the host is ahead, so that what it does before its first launch costs nothing."""
+    them and waits, and in the others the host is ahead, so that what it does between launches costs nothing.
+
+    Of three steps the last is one of the others where it is as long as the second: its end is less sure.
+    """
     first = np.r_[True, until[:-1] != host[1:]]
     followed = np.r_[~first[1:], False]
-    inner = ~first & followed
+    length = end - begin
+    alike = (length <= SAME * length[-2:].min()) & (begin > host) & ~first
+    inner = ~first & (followed | (alike & (len(host) == FEWEST_OTHERS + 1)))
     if inner.sum() < FEWEST_OTHERS:
         return np.zeros(len(host), dtype=bool)
     # A step is longer on the device than on the host by as much as the host gets ahead in it.
-    length = np.r_[np.diff(begin), 0]
-    gets_ahead = length - np.r_[np.diff(host), 0]
+    gets_ahead = length - (until - host)
     longer = gets_ahead - np.median(gets_ahead[inner])
-    waits = before.first - host
+    idle = length - _busy(done, begin, end)
+    waits = idle - np.median(idle[inner])
     usual = float(np.median(length[inner]))
-    return first & followed & (begin == host) & (longer >= FILLS * usual) & (longer <= WAITED * waits)
+    most = WAITED * waits + NOISE * usual
+    fills = (longer >= FILLS * usual) & (longer <= most)
+    # Where the host is ahead of all others by more than that, they hide it, however long the host takes.
+    longer = length - np.median(length[inner])
+    hidden = longer <= (begin - host)[inner].min()
+    fills |= (longer >= FILLS * usual) & (longer <= most) & hidden
+    return first & followed & (begin == host) & fills
+
+
+def _busy(done: DeviceWork, begin: Int, end: Int) -> Int:
+    """For how long the main stream runs in some spans."""
+    start, reach = done.start[done.is_main], done.end[done.is_main]
+    first, reach = intervals.united([np.zeros(len(start), np.int64)], start, reach)
+    start = start[first]
+    before = np.r_[0, np.cumsum(reach - start)]
+    return np.diff([_busy_until(at, start, reach, before) for at in (begin, end)], axis=0)[0]
+
+
+def _busy_until(at: Int, start: Int, reach: Int, before: Int) -> Int:
+    n = np.searchsorted(start, at)
+    return before[n] - np.where(n > 0, np.maximum(reach[n - 1] - at, 0), 0)
 
 
 def _after_pauses(done: DeviceWork, host: Int, until: Int) -> DeviceWork:

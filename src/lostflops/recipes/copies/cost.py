@@ -38,6 +38,11 @@ BESIDE = (
     "They run beside other work already, and last longer than it: start them earlier, move fewer bytes (a "
     "narrower dtype), or keep on the device what is copied again in every step."
 )
+ALL_THE_TIME = (
+    "They run all the time, beside other work, so that to start them earlier does not help: move fewer bytes "
+    "(a narrower dtype), or keep on the device what is copied again in every step."
+)
+FILLED_FROM = 0.85  # of the steps, in which copies run: a recording lacks some at its ends
 MOST = 0.6  # of what copies cost, from which on it is most of that
 HIDDEN_FROM = 0.25  # of the time that copies take, from which on they run beside other work
 
@@ -104,7 +109,7 @@ def pinning_helps(rows: pl.DataFrame, direction: str) -> bool:
 def advice(rows: pl.DataFrame, direction: str) -> tuple[str, tuple[str, ...] | None]:
     """What to do about copies of a direction, and the remedies: None for those that the finding declares."""
     if _run_beside(rows, direction):
-        return BESIDE, ()
+        return ALL_THE_TIME if _fill_steps(rows, direction) else BESIDE, ()
     other = "Overlap the copies with kernels on a second stream, or avoid them."
     return ADVICE.get(direction, other), None if pinning_helps(rows, direction) else ()
 
@@ -115,6 +120,13 @@ def _run_beside(rows: pl.DataFrame, direction: str) -> bool:
     hidden, exposed = mine.select(pl.col("hidden_in_steps", "in_steps").sum()).row(0)
     pinned = (mine["host_memory"].cast(pl.String) == "pinned").all()
     return bool(pinned) and hidden >= HIDDEN_FROM * (hidden + exposed)
+
+
+def _fill_steps(rows: pl.DataFrame, direction: str) -> bool:
+    """Whether copies of a direction run for as long as steps take."""
+    mine = rows.filter(pl.col("direction") == direction)
+    hidden, exposed, share = mine.select(pl.col("hidden_in_steps", "in_steps", "step_share").sum()).row(0)
+    return exposed > 0 and share / num_ranks(mine) * (hidden + exposed) / exposed >= FILLED_FROM
 
 
 def gain(rows: pl.DataFrame, table: pl.DataFrame) -> _Gain:

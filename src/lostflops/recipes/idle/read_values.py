@@ -13,6 +13,7 @@ from lostflops.tables import UNLISTED_GRAPH
 WAITS = (
     r"(?i)synchronize|^(?:cuda|hip)Memcpy(?:2D|3D|WithStream|HtoD|DtoH|(?:To|From)Symbol)?(?:_v\d+)?$"
     r"|^cuMemcpy(?:HtoD|DtoH)(?:_v\d+)?$"
+    r"|^(?:ur|pi)(?:Event|Events|EventsAnd)Wait$|^(?:ur|pi)QueueFinish$|^cnrt(?:Queue|Device)Sync$|^cnrtWait"
 )
 FEW = 16  # kernels between two waits: a value needs no more, and a layer takes more
 AT_ONCE = 20_000  # ns from the end of a copy's call, up to which a wait that begins is for the copy

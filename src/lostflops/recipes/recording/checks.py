@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from lostflops import intervals
-from lostflops.recipes.steps.counted import BEHIND, FEWEST
+from lostflops.recipes.steps.counted import BEHIND, EMPTY, FEWEST
 from lostflops.store.trace import CLOSED, OPENED
 
 SLOWER = 1.5  # than the slowest of the others: a first step that does something else than the others
@@ -69,8 +69,9 @@ def slow_first(steps: pl.DataFrame) -> pl.DataFrame:
     """
     of_host = pl.when(~pl.col("complete")).then(pl.col("host_end") - pl.col("host_start"))
     length = pl.min_horizontal(pl.col("end") - pl.col("start"), of_host)
-    # Outliers are told as such; on a device that was behind, the first step holds work of the one before.
-    told = pl.col("left_out").cast(pl.String).is_in(["outlier", BEHIND]).fill_null(False)
+    # Outliers are told as such; on a device that was behind, the first step holds work of the one before, and
+    # on one that had none yet, it waits where the others do not.
+    told = pl.col("left_out").cast(pl.String).is_in(["outlier", BEHIND, EMPTY]).fill_null(False)
     steps = steps.filter(~told)
     first = pl.col("start") == pl.col("start").min().over("rank")
     compared = steps.filter(pl.col("complete") | first).sort("rank", "start").with_columns(ns=length)

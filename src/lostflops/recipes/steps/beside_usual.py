@@ -1,8 +1,19 @@
-"""How many kernels a step runs and how long it waits for a core, beside a usual step of its rank."""
+"""What a step has beside a usual one of its rank: kernels, copies, waits for a core; and how that is said."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import polars as pl
+
+from lostflops.accounts import ACCOUNTS
+from lostflops.finding import milliseconds
+from lostflops.recipes.accounting import COMPUTE, COPY
+
+from .log_core_waits import REMEDY as MORE_CORES
+
+SAME_WORK = 0.02  # of the kernels: so many more or fewer are still the work of any other step
 
 
 def num_kernels(steps: pl.LazyFrame, kernels: pl.LazyFrame | None, counted: pl.LazyFrame) -> pl.LazyFrame:
@@ -35,3 +46,45 @@ def core_waits(waits: pl.LazyFrame | None, counted: pl.LazyFrame) -> pl.LazyFram
     return waits.join(usual, on="rank").select(
         "rank", "step", core_wait=(pl.col("core_wait") - pl.col("usual")).round().cast(pl.Int64).clip(0)
     )
+
+
+def with_copies(spent: pl.LazyFrame, copies: pl.LazyFrame | None) -> pl.LazyFrame:
+    """What steps spend, the copies of a cause with the cause."""
+    if copies is None:
+        return spent
+    theirs = copies.filter(pl.col("cause").is_not_null()).select(
+        "rank", "step", account="cause", ns=pl.col("exposed") - pl.col("outlasted")
+    )
+    moved = [theirs, theirs.with_columns(account=pl.lit(COPY), ns=-pl.col("ns"))]
+    rows = [spent.with_columns(pl.col("account").cast(pl.String)), *moved]
+    return pl.concat(rows).group_by("rank", "step", "account").agg(pl.col("ns").sum())
+
+
+def mostly(row: Mapping[str, Any]) -> str:
+    """What made the step longer."""
+    if _had_no_core(row):
+        return f"its training thread waited {milliseconds(row['core_wait'])} for a processor core"
+    label = ACCOUNTS[row["account"]].label
+    if 2 * row["more"] >= row["longer"]:
+        return f"most of it is {label}"
+    return f"{milliseconds(row['more'])} of it is {label}, and the rest less of each"
+
+
+def _had_no_core(row: Mapping[str, Any]) -> bool:
+    return row["core_wait"] is not None and 2 * row["core_wait"] >= row["longer"]
+
+
+def what_next(row: Mapping[str, Any]) -> str:
+    """What to do about a long step."""
+    if _had_no_core(row):
+        return MORE_CORES
+    here, usual = row["kernels"], row["usual_kernels"]
+    if row["account"] != COMPUTE or not here or not usual:
+        return ACCOUNTS[row["account"]].advice(row["on_host"])
+    what = "operators" if row["on_host"] else "kernels"
+    if abs(here - usual) <= SAME_WORK * usual:
+        return (
+            f"It runs as many {what} as the others ({here:,}): they had larger inputs or ran slower. "
+            "`lostflops record --monitor` shows clocks and what else was running."
+        )
+    return f"It runs {here:,} {what}, the others {usual:,}: find what this step does besides."

@@ -10,7 +10,7 @@ from lostflops.store.trace import CLOSED, OPENED
 from lostflops.tables import Steps
 
 FEWEST = 3  # whole steps of a rank that make a mean that says something of the others
-BEHIND, CUT = "device was behind", "recording ended in it"
+BEHIND, EMPTY, CUT = "device was behind", "device had no work yet", "recording ended in it"
 IN_NO_MEAN = ("nothing on its rank", "no whole step on its rank")  # where other ranks have such
 
 

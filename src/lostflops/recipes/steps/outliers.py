@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import polars as pl
 
@@ -11,14 +10,12 @@ from lostflops.accounts import ACCOUNTS
 from lostflops.columns import Count, Flag, Id, Instant, Name, Time, Typical
 from lostflops.finding import Finding, milliseconds
 from lostflops.recipe import Bars, Example, recipe
-from lostflops.recipes.accounting import COMPUTE, HOST_ONLY
+from lostflops.recipes.accounting import HOST_ONLY
 from lostflops.tables import Kernels, Ranks, Steps
 
-from .beside_usual import core_waits, num_kernels
-from .log_core_waits import REMEDY as MORE_CORES
+from .beside_usual import core_waits, mostly, num_kernels, what_next, with_copies
 
 MOST_NAMED = 6
-SAME_WORK = 0.02  # of the kernels: so many more or fewer are still the work of any other step
 MUCH = 1.1  # times a pause, that the waiting for it may last at most
 
 
@@ -99,6 +96,30 @@ def _steps(rank: int, *ends: int, outlier: int) -> list[dict[str, object]]:
             ],
         ),
         Example(
+            "a checkpoint copies for 24 ns and lets the device idle for 13 in a step of 50",
+            given={
+                "steps": _steps(0, 10, 20, 70, 81, outlier=2),
+                "kernels": [
+                    {"start": s, "end": e, "launch_start": s - 1, "launch_end": s, "thread": 7}
+                    for s, e in ((0, 10), (10, 20), (60, 70), (70, 81))
+                ],
+                "copies": [{"start": 23, "end": 47, "launch_start": 21, "launch_end": 22, "thread": 7}],
+                "ranges": [{"start": 20, "end": 58, "thread": 7, "name": "save_checkpoint"}],
+                "ranks": [{"rank": 0, "device_kind": "gpu", "main_thread": 7}],
+            },
+            expect=[
+                {"rank": 0, "step": 2, "start": 20, "end": 70, "usual": 10, "longer": 40}
+                | {
+                    "account": "idle.checkpoint_logging",
+                    "more": 37,
+                    "kernels": 1,
+                    "usual_kernels": 1,
+                    "on_host": False,
+                    "core_wait": None,
+                }
+            ],
+        ),
+        Example(
             "on a CPU, the same operators take 33 ns longer in a step whose thread waits 31 ns for a core",
             given={
                 "steps": _steps(0, 10, 20, 30, 73, outlier=3),
@@ -129,16 +150,18 @@ def outlier_steps(
     ranks: Ranks,
     counted_steps: pl.LazyFrame,
     step_ledger: pl.LazyFrame,
+    copies_by_cause: pl.LazyFrame | None,
     step_log_core_waits: pl.LazyFrame | None,
 ) -> pl.LazyFrame:
     """List the steps that are left out of means because they say nothing of the others.
 
     A step is an outlier when it takes more than twice the median and 1.5 times the longest of the others, and
-    no more than one in six does, without a period. On several ranks it is one on all.
+    no more than one in six does, without a period. On several ranks it is one on all. Copies that a
+    checkpoint or another cause makes, and that are waited for, count as that.
     """
     length = pl.col("end") - pl.col("start")
     usual = counted_steps.group_by("rank").agg(usual=length.median().round().cast(pl.Int64), steps=pl.len())
-    spent = step_ledger.select("rank", "step", "account", "ns")
+    spent = with_copies(step_ledger.select("rank", "step", "account", "ns"), copies_by_cause)
     mean = (
         spent.join(counted_steps.select("rank", "step"), on=["rank", "step"], how="semi")
         .group_by("rank", "account")
@@ -196,7 +219,7 @@ def a_step_is_an_outlier(table: pl.DataFrame) -> Iterator[Finding]:
         yield Finding(
             name="outlier-step",
             claim=f"Step {first['step']} took {milliseconds(ns)}{on}, "
-            f"{times:.{0 if times >= 10 else 1}f} times the others; {_mostly(first)}. "
+            f"{times:.{0 if times >= 10 else 1}f} times the others; {mostly(first)}. "
             "It is left out of the mean.",
             gain="unknown",
             evidence=(
@@ -212,35 +235,6 @@ def a_step_is_an_outlier(table: pl.DataFrame) -> Iterator[Finding]:
                     .iter_rows(named=True)
                 ),
             ),
-            next=_next(first),
+            next=what_next(first),
             accounts=(str(account),),
         )
-
-
-def _mostly(row: Mapping[str, Any]) -> str:
-    """What made the step longer."""
-    if _had_no_core(row):
-        return f"its training thread waited {milliseconds(row['core_wait'])} for a processor core"
-    label = ACCOUNTS[row["account"]].label
-    if 2 * row["more"] >= row["longer"]:
-        return f"most of it is {label}"
-    return f"{milliseconds(row['more'])} of it is {label}, and the rest less of each"
-
-
-def _had_no_core(row: Mapping[str, Any]) -> bool:
-    return row["core_wait"] is not None and 2 * row["core_wait"] >= row["longer"]
-
-
-def _next(row: Mapping[str, Any]) -> str:
-    if _had_no_core(row):
-        return MORE_CORES
-    here, usual = row["kernels"], row["usual_kernels"]
-    if row["account"] != COMPUTE or not here or not usual:
-        return ACCOUNTS[row["account"]].advice(row["on_host"])
-    what = "operators" if row["on_host"] else "kernels"
-    if abs(here - usual) <= SAME_WORK * usual:
-        return (
-            f"It runs as many {what} as the others ({here:,}): they had larger inputs or ran slower. "
-            "`lostflops record --monitor` shows clocks and what else was running."
-        )
-    return f"It runs {here:,} {what}, the others {usual:,}: find what this step does besides."

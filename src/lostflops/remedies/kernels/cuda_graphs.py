@@ -57,6 +57,7 @@ REMEDY = Remedy(
     seen="`cudaGraphLaunch` is called, and launches per step fall to a tenth.",
     recipe="launch_latency",
     edit="cuda-graph",
+    of_graphs=True,
     note="With expandable segments, graphs of Transformer Engine need `NCCL_GRAPH_REGISTER=0`.",
     on="graphs",
 )

@@ -207,6 +207,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
         lambda key, otherwise: advice(asked[key].remedies if key in asked else (), job, otherwise),
         lambda names: left(names, job),
         job.units,
+        job.fitting,
     )
     found = causes.predicted(causes.findings(given), session, given.mean_step)
     found = tuple(causes.with_busy_links(finding, given) for finding in found)
@@ -268,7 +269,7 @@ def _page(trace: Trace, session: Session, on_recipe: Callable[[str, int, int], N
         ledger=ledger,
         answers=tuple(sorted(answers, key=lambda a: (a.recipe.name != "step_ledger", a.recipe.name))),
         findings=found if not run.is_whole else tuple(map(_of_the_whole, found)),
-        skipped=tuple(skipped),
+        skipped=tuple(replace(one, reason=job.fitting(one.reason)) for one in skipped),
         quality=tuple(
             sorted(
                 (q for q in trace.manifest.quality if q.name not in (OF_OTHER_TIMES, NO_LINK)), key=_gravity

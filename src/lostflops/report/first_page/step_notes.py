@@ -23,6 +23,7 @@ BECAUSE = {
     "job ended in it": "it holds less work than the others: the job or the recording ended in it",
     "waits at its end": "nothing starts for a long time at its end: the job or the recording was ending",
     "device was behind": "the GPU was still busy with earlier work when the CPU began it",
+    "device had no work yet": "the GPU had nothing to do when the CPU began it, unlike in the others",
     "nothing in it": "nothing was launched in it",
     "outlier": "unlike the others",
     "left out on another rank": "not whole on every rank",
@@ -30,6 +31,7 @@ BECAUSE = {
 IDLE_RANK, CUT_RANK = "nothing on its rank", "no whole step on its rank"
 CUT = "not recorded from end to end"
 DIFFERENT = 0.01  # of a step: host and device lengths that are further apart are told
+FEWEST_WITH_INNER = 3  # steps, from which on some are neither the first nor the last
 MOST_LISTED = 6
 # Steps so many times as long as the median, and as the longest of the others, are told; of so many at least.
 MUCH_LONGER, APART, FEWEST_UNEVEN = 2, 1.5, 4
@@ -222,7 +224,9 @@ def evaluate(long: pl.DataFrame, usual: float, evaluations: pl.DataFrame | None)
     held = long.join(inside, on="step", how="inner")
     if held.height < long.height or (2 * held["ns"] < held["length"] - usual).any():
         return ""
-    by, mean = str(held["name"][0]), milliseconds(int(held["ns"].sum()) // held.height)
+    # On the CPU it also waits for work that was launched before: it makes a step no longer than that step is.
+    takes = held.select(pl.min_horizontal("ns", (pl.col("length") - usual).cast(pl.Int64))).to_series()
+    by, mean = str(held["name"][0]), milliseconds(int(takes.sum()) // held.height)
     who = "the evaluation" if by in FRAMES else without_place(spoken(by))
     return f": {who} takes {mean} of {'it' if held.height == 1 else 'each'}"
 
@@ -247,14 +251,26 @@ def tell_the_period(steps: pl.DataFrame, counted: pl.DataFrame) -> bool:
 
 
 def _both_lengths(steps: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
-    """Of each rank's `many` counted steps the mean lengths on host and device, and how `apart` they are."""
+    """Of each rank's `many` counted steps the mean lengths on host and device, and how `apart` they are.
+
+    At its ends a recording makes them differ where neither gets `ahead`: that is by how much the device's are
+    longer between them.
+    """
     mine = steps.join(counted, on=["rank", "step"], how="semi").filter(
         pl.col("host_start").is_not_null(), pl.col("host_end").is_not_null()
     )
     host, device = pl.col("host_end") - pl.col("host_start"), pl.col("end") - pl.col("start")
+    step = pl.col("step")
+    inner = ((step > step.min()) & (step < step.max())) | (pl.len() < FEWEST_WITH_INNER)
     return (
         mine.group_by("rank")
-        .agg(host=host.mean(), device=device.mean(), many=pl.len(), step=pl.col("step").first())
+        .agg(
+            host=host.mean(),
+            device=device.mean(),
+            many=pl.len(),
+            step=step.first(),
+            ahead=(device - host).filter(inner).mean(),
+        )
         .with_columns(apart=(pl.col("device") - pl.col("host")).abs() / pl.col("device"))
         .sort("apart", "rank", descending=[True, False])
     )
@@ -274,6 +290,11 @@ def lengths(steps: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
         yield (
             f"Step {worst['step']} {took}. The page counts GPU time. The GPU falls behind or catches up in "
             "this step, so other steps may be longer or shorter."
+        )
+    elif worst["device"] > worst["host"] and worst["ahead"] <= DIFFERENT * worst["device"]:
+        yield (
+            f"On average a step {took}: the GPU ends its last step after the CPU, and the page counts GPU "
+            "time."
         )
     elif worst["device"] > worst["host"]:
         yield f"On average a step {took}: the CPU runs ahead, and the page counts GPU time."

@@ -122,6 +122,8 @@ def _bound_by(first: Finding, budget: Budget, on_host: bool, length: str, is_dou
     if loss is None or (name and copies and loss.ns < BARELY * first.size * budget.num_windows):
         # Most of what it costs are copies, as of a checkpoint.
         return f"{name}: {_share(first, budget)} of the {length} is {_noun(first)}."
+    if group == "copy" and loss.ns < BARELY * first.size * budget.num_windows:
+        return f"{name}: {_share(first, budget)} of the {length} is copies and the calls that make them."
     if is_doubtful and first.accounts[0] == DEPENDENCY:  # for as long as what was lost may have run
         name = NAMES[UNRECORDED]
     name = name or _loss_name(loss, budget, is_doubtful)

@@ -26,7 +26,7 @@ WIDEST = 110
 MOST_STEPS = 24  # lines of the table of steps
 PARTS = {
     "host": "calls and operators of the host",
-    "opaque": "host time without a name",
+    "opaque": "host time between operators and calls",
     "device": "kernels and copies",
     "transfer": "communication after the last rank came",
     "residual": "device time that no rule explains",

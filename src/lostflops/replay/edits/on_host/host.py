@@ -12,9 +12,10 @@ from lostflops.accounts import IDLE
 from lostflops.errors import BadOption, shown
 
 from ...dependencies.edges import Int
-from ...edit import Edit, Edited, EditKind, Known, Typed
+from ...edit import REMOVED, Edit, Edited, EditKind, Known, Typed
 from ...host_time import copies_within, per_step, within
 from ...recorded import RecordedJob
+from .syncs import queue, spent_waiting, waits_within
 
 PREFIX = "idle."
 UNITS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
@@ -22,6 +23,8 @@ UNITS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 NOT_SPENT = ("host_synchronisation", "dependency", "unrecorded")
 # What is copied for these is copied for nothing else.
 WITH_COPIES = ("checkpoint_logging",)
+# What waits for the device only because it frees or maps its memory.
+WITH_WAITS = ("memory_allocator",)
 WORKERS = (
     "workers that run beside the job take processor time from it, up to a tenth of the host's, "
     "which the replay does not know"
@@ -82,9 +85,15 @@ def _edit(typed: Typed, label: str, spans: Spans, cause: str = "") -> Edit:
         less = np.rint(inside * (1 - kept)).astype(np.int64)
         if cause in WITH_COPIES:
             less += np.rint(copies_within(job, lags, mine) * (1 - kept)).astype(np.int64)
+        without, waited, held = lags - less, 0, ()
+        if cause in WITH_WAITS and kept == 0:  # calls that are not made wait for nothing
+            gone = waits_within(job, mine)
+            without[gone] = REMOVED
+            waited, held = spent_waiting(job, lags, gone, known), (queue(job),) if gone.any() else ()
         return Edited(
-            lags - less,
-            removed=max(0, int(per_step(job, known.steps, less) * len(known.steps.step))),
+            without,
+            held,
+            removed=max(0, int(per_step(job, known.steps, less) * len(known.steps.step))) + waited,
             doubts=(WORKERS,) if cause == "data_loading" else (),
         )
 

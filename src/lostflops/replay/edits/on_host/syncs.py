@@ -7,6 +7,7 @@ as `aten::item`, that goes with its copy.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from ...dependencies.edges import Edges, Int, Kind
@@ -21,6 +22,7 @@ DEPTH, RETURNS = (
 )  # launches that a queue of CUDA's holds, and ns until one of a full queue returns
 
 
+Flags = npt.NDArray[np.bool_]
 READS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
 NEEDED = "where the host needs the value that it reads or waits for, both have to stay"
 
@@ -43,21 +45,45 @@ def made(typed: Typed) -> Edit:
         read = np.where(waits, 0, _spent(job, lags, reads))
         without = lags - read
         without[waits] = REMOVED
-        call = np.unique(edges.target[inside] // 2)
-        start, end = (job.operations[c].to_numpy()[call] for c in ("start", "end"))
-        own = np.zeros(job.operations.height, np.int64)
-        of_calls = edges.kind == Kind.OWN
-        own[edges.source[of_calls] // 2] = lags[of_calls]
         return Edited(
             without,
             (queue(job),),
-            removed=int(np.clip(end - start - own[call], 0, None).sum())
+            removed=spent_waiting(job, lags, waits, known)
             + int(read[in_steps(job, known.steps, edges.target)].sum()),
             doubts=(NEEDED,),
         )
 
     which = f"'{typed.selection}' calls" if typed.selection else "the host"
     return Edit(typed.text, f"{which} did not wait for the device", apply, on_host=False)
+
+
+def spent_waiting(job: RecordedJob, lags: Int, waits: Flags, known: Known) -> int:
+    """How long the calls inside steps that these edges hold up take beyond their own time, ns."""
+    edges = job.edges
+    call = np.unique(edges.target[waits & in_steps(job, known.steps, edges.target)] // 2)
+    start, end = (job.operations[c].to_numpy()[call] for c in ("start", "end"))
+    own = np.zeros(job.operations.height, np.int64)
+    of_calls = edges.kind == Kind.OWN
+    own[edges.source[of_calls] // 2] = lags[of_calls]
+    return int(np.clip(end - start - own[call], 0, None).sum())
+
+
+def waits_within(job: RecordedJob, spans: pl.DataFrame) -> Flags:
+    """The edges that hold calls up until the device is done, of calls that lie in the spans (rank, thread,
+    start, end)."""
+    edges = job.edges
+    waits = np.flatnonzero(edges.kind == Kind.SYNC)
+    calls = job.operations[edges.target[waits] // 2].select(
+        "rank", "thread", until="end", at="start", edge=pl.Series(waits)
+    )
+    limits = spans.select("rank", "thread", at="start", end="end").sort("at")
+    limits = limits.with_columns(end=pl.col("end").cum_max().over("rank", "thread"))
+    held = calls.drop_nulls(["thread", "at"]).sort("at").join_asof(
+        limits, on="at", by=["rank", "thread"], check_sortedness=False
+    )  # fmt: skip
+    found = np.zeros(len(edges.kind), dtype=bool)
+    found[held.filter(pl.col("until") <= pl.col("end"))["edge"].to_numpy()] = True
+    return found
 
 
 def _reads(job: RecordedJob, known: Known, calls: Int) -> pl.DataFrame:
