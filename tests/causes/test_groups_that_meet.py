@@ -81,6 +81,16 @@ def test_what_computing_hides_of_a_slow_transfer_is_the_usual(tmp_path: Path) ->
     assert findings[0].name == "slow-link" and findings[0].size == 60 * US
 
 
+def test_a_slow_transfer_costs_nothing_while_another_moves_that_is_as_fast_as_ever(tmp_path: Path) -> None:
+    """Each pair adds up for 15 units beside the exchange, which takes 10 or 100: 85 are the slow link's."""
+    work: list[Rows] = []
+    for moves, end in ((10, 515), (100, 600), (10, 515), (100, 600)):
+        beside = [("dp", 500, 500 + moves), ("tp", 500, 515)]
+        work.append([("mm", 0, 500), *beside, ("mm", end, end + 50), ("tp", end + 50, 660)])
+    findings = job(tmp_path, work, 660).findings
+    assert findings[0].name == "slow-link" and findings[0].size == 85 * US
+
+
 def of_layers(rank: int, tensor: int, data: int, first: int = 50) -> list[tuple[str, int, int]]:
     """Four layers of 50 units, of which rank 0's first takes `first`, and its pair waits."""
     rows: list[tuple[str, int, int]] = []
