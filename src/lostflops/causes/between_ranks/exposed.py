@@ -385,7 +385,9 @@ def _one_comes_last(page: PageFindings) -> Iterator[str]:
         # Operations that are under way at a time are led by the same lateness, each of them.
         led = (row["lead"] or 0) // max(1, row["last"])
         waited = (row["per_step"] or 0) * len(given.steps)
-        if (row["blame_share"] or 0) >= MOSTLY_ONE and page.reaches(led, LED) and 2 * waited < led:
+        # Last in half of them or less, it may have been in steps that the page leaves out alone.
+        often = 2 * row["last"] > row["collectives"] and (row["blame_share"] or 0) >= MOSTLY_ONE
+        if often and page.reaches(led, LED) and 2 * waited < led:
             yield (
                 f"rank {row['rank']} comes {milliseconds(led)} after the others, which compute "
                 f"meanwhile: last in {row['last']:,} of {row['collectives']:,} collectives"
