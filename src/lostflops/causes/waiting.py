@@ -38,6 +38,7 @@ from .longer_compute import (
     slower_compute,
 )
 from .names import BUBBLE, called, made_of
+from .one_rank.evaluates_alone import evaluates_alone
 from .one_rank.held_up import PAUSES
 from .one_rank.late import Excess, Late, also, says
 from .own_time.spent import faster_links_at_most, shared_at_most
@@ -198,6 +199,10 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     told = for_one(page, late.rank, late.cause, late.excess)
     if alone and not outside:
         told = Advice(OWN_WORK, (), evened=True)
+    evaluated = evaluates_alone(page, late) if uneven else None
+    if evaluated is not None:
+        page.drop(evaluated.finding)
+        told = Advice(evaluated.next, (), evened=True)
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
         page.drop(copying)  # no other rank has them
@@ -215,6 +220,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             cost_per_step=round(late.share * late.ns),
             evidence=(
                 *_of_all_ranks(late, given),
+                *((evaluated.fact,) if evaluated else ()),
                 *chain(late, given),
                 *(
                     (f"rank {after.rank} is next: it {does_more(after.account, after.main)}",)
