@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import lostflops
 from made_runs import made
 
@@ -14,14 +16,14 @@ STEPS = 4
 Rows = Sequence[tuple[str, int, int]]
 
 
-def job(folder: Path, work: Sequence[Rows], length: int) -> Any:
+def job(folder: Path, work: Sequence[Rows], length: int, device: str = "gpu") -> Any:
     """The page of ranks in pairs: what each runs in a step is computing or an operation 'tp' or 'dp'.
 
     Ranks 0 and 1, 2 and 3 are 'tp'; 0 and 2, 1 and 3 are 'dp'.
     """
     tables: dict[str, Any] = {"ranks": [], "steps": [], "kernels": [], "collectives": []}
     for rank, rows in enumerate(work):
-        about = {"device_kind": "gpu", "world_size": 4, "clock_error": 1, "main_thread": 7}
+        about = {"device_kind": device, "world_size": 4, "clock_error": 1, "main_thread": 7}
         pairs = {"dp": (rank % 2, rank % 2 + 2), "tp": (rank // 2 * 2, rank // 2 * 2 + 1)}
         named = [{"name": f"{what}{pair[0]}", "description": f"mesh_{what}"} for what, pair in pairs.items()]
         tables["ranks"].append({"rank": rank, "end": STEPS * length * US, "groups": named, **about})
@@ -42,7 +44,8 @@ def job(folder: Path, work: Sequence[Rows], length: int) -> Any:
     return lostflops.why(made(folder, tables))
 
 
-def test_waiting_for_the_ranks_on_a_slow_link_is_part_of_its_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_waiting_for_the_ranks_on_a_slow_link_is_part_of_its_loss(tmp_path: Path, device: str) -> None:
     """Ranks 1 and 3 exchange gradients for 100 units, 0 and 2 for 10; then each pair meets."""
     work: list[Rows] = [
         [
@@ -53,8 +56,9 @@ def test_waiting_for_the_ranks_on_a_slow_link_is_part_of_its_loss(tmp_path: Path
         ]
         for moves in (10, 100, 10, 100)
     ]
-    findings = job(tmp_path, work, 660).findings
+    findings = job(tmp_path, work, 660, device).findings
     assert findings[0].name == "slow-link" and findings[0].size == 90 * US
+    assert ("nvidia-smi" in findings[0].next) == (device == "gpu")
     assert not any(f.name == "communication-waits" for f in findings)
 
 

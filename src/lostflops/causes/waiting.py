@@ -57,6 +57,10 @@ OWN_WORK = (
     "In those steps it does what the others do not, such as an evaluation: share that among all ranks, do it "
     "less often, or in a job of its own."
 )
+ON_CPUS = (
+    "Look at what else runs on the cores of these ranks (`top`), which copy what is sent, and at rate and errors "
+    "of the network port (`ip -s link`). Then measure them alone: `lostflops bench collectives`."
+)
 # Findings about the network are about the time that communication is exposed for.
 LATE_FROM = 0.01  # of the step: what a late rank costs
 LINK_FROM = 0.03  # what transfers over a slow link and the waiting for them cost
@@ -409,7 +413,8 @@ def _slow_link(page: PageFindings, waited: int, *, alone: bool) -> tuple[int, in
     held = min(waited, max(0, held))
     held = held if page.reaches(held, WAITING_TOLD) else 0
     # Transfers that have none to be compared with may pass the link too.
-    told = replace(slow, ns_per_step=max(slow.ns_per_step, slow.size + held, faster_links_at_most(given)))
+    at_most = max(slow.ns_per_step, slow.size + held, faster_links_at_most(given))
+    told = replace(slow, ns_per_step=at_most, next=ON_CPUS if given.on_host else slow.next)
     if held:
         told = replace(
             told,
