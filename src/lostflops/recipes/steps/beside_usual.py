@@ -1,8 +1,14 @@
-"""How many kernels a step runs and how long it waits for a core, beside a usual step of its rank."""
+"""What a step that lasts longer has beside a usual step of its rank: kernels, waits for a core, one transfer."""
 
 from __future__ import annotations
 
 import polars as pl
+
+MOVES = ("communication.transfer", "communication.exposed")  # these last on all ranks of a group at a time
+ONE_TRANSFER = (
+    "If a group communicates in it for the first time, its connections are made there: record some steps "
+    "later. Else look at rate and errors of the links at that time (`ibstat`, `perfquery`)."
+)
 
 
 def num_kernels(steps: pl.LazyFrame, kernels: pl.LazyFrame | None, counted: pl.LazyFrame) -> pl.LazyFrame:

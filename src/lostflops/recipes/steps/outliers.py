@@ -14,7 +14,7 @@ from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.accounting import COMPUTE, HOST_ONLY
 from lostflops.tables import Kernels, Ranks, Steps
 
-from .beside_usual import core_waits, num_kernels
+from .beside_usual import MOVES, ONE_TRANSFER, core_waits, num_kernels
 from .log_core_waits import REMEDY as MORE_CORES
 
 MOST_NAMED = 6
@@ -192,7 +192,8 @@ def a_step_is_an_outlier(table: pl.DataFrame) -> Iterator[Finding]:
         first = rows.row(0, named=True)
         ns, times = first["usual"] + first["longer"], 1 + first["longer"] / max(first["usual"], 1)
         known = ACCOUNTS[str(account)]
-        on = f" on rank {first['rank']}" if table["rank"].n_unique() > 1 else ""
+        alike = table.filter(step=first["step"])["account"].n_unique() == 1 and account in MOVES
+        on = f" on rank {first['rank']}" if table["rank"].n_unique() > 1 and not alike else ""
         yield Finding(
             name="outlier-step",
             claim=f"Step {first['step']} took {milliseconds(ns)}{on}, "
@@ -234,6 +235,8 @@ def _had_no_core(row: Mapping[str, Any]) -> bool:
 def _next(row: Mapping[str, Any]) -> str:
     if _had_no_core(row):
         return MORE_CORES
+    if row["account"] in MOVES:
+        return ONE_TRANSFER
     here, usual = row["kernels"], row["usual_kernels"]
     if row["account"] != COMPUTE or not here or not usual:
         return ACCOUNTS[row["account"]].advice(row["on_host"])
