@@ -1,4 +1,4 @@
-"""What a step that lasts longer has beside a usual step of its rank: kernels, waits for a core, one transfer."""
+"""What a step that lasts longer has beside a usual one of its rank: kernels, waits for a core, one transfer."""
 
 from __future__ import annotations
 
