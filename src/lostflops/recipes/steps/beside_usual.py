@@ -1,4 +1,4 @@
-"""What a step that lasts longer has beside a usual one of its rank: kernels, waits for a core, one transfer."""
+"""What a step that lasts longer has beside a usual one: kernels, waits for a core, and one long transfer."""
 
 from __future__ import annotations
 
