@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import lostflops
 from made_runs import made
 
@@ -14,14 +16,14 @@ STEPS = 4
 Rows = Sequence[tuple[str, int, int]]
 
 
-def job(folder: Path, work: Sequence[Rows], length: int) -> Any:
+def job(folder: Path, work: Sequence[Rows], length: int, device: str = "gpu") -> Any:
     """The page of ranks in pairs: what each runs in a step is computing or an operation 'tp' or 'dp'.
 
     Ranks 0 and 1, 2 and 3 are 'tp'; 0 and 2, 1 and 3 are 'dp'.
     """
     tables: dict[str, Any] = {"ranks": [], "steps": [], "kernels": [], "collectives": []}
     for rank, rows in enumerate(work):
-        about = {"device_kind": "gpu", "world_size": 4, "clock_error": 1, "main_thread": 7}
+        about = {"device_kind": device, "world_size": 4, "clock_error": 1, "main_thread": 7}
         pairs = {"dp": (rank % 2, rank % 2 + 2), "tp": (rank // 2 * 2, rank // 2 * 2 + 1)}
         named = [{"name": f"{what}{pair[0]}", "description": f"mesh_{what}"} for what, pair in pairs.items()]
         tables["ranks"].append({"rank": rank, "end": STEPS * length * US, "groups": named, **about})
@@ -42,7 +44,8 @@ def job(folder: Path, work: Sequence[Rows], length: int) -> Any:
     return lostflops.why(made(folder, tables))
 
 
-def test_waiting_for_the_ranks_on_a_slow_link_is_part_of_its_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_waiting_for_the_ranks_on_a_slow_link_is_part_of_its_loss(tmp_path: Path, device: str) -> None:
     """Ranks 1 and 3 exchange gradients for 100 units, 0 and 2 for 10; then each pair meets."""
     work: list[Rows] = [
         [
@@ -53,8 +56,9 @@ def test_waiting_for_the_ranks_on_a_slow_link_is_part_of_its_loss(tmp_path: Path
         ]
         for moves in (10, 100, 10, 100)
     ]
-    findings = job(tmp_path, work, 660).findings
+    findings = job(tmp_path, work, 660, device).findings
     assert findings[0].name == "slow-link" and findings[0].size == 90 * US
+    assert ("nvidia-smi" in findings[0].next) == (device == "gpu")
     assert not any(f.name == "communication-waits" for f in findings)
 
 
@@ -79,6 +83,16 @@ def test_what_computing_hides_of_a_slow_transfer_is_the_usual(tmp_path: Path) ->
     ]
     findings = job(tmp_path, work, 610).findings
     assert findings[0].name == "slow-link" and findings[0].size == 60 * US
+
+
+def test_a_slow_transfer_costs_nothing_while_another_moves_that_is_as_fast_as_ever(tmp_path: Path) -> None:
+    """Each pair adds up for 15 units beside the exchange, which takes 10 or 100: 85 are the slow link's."""
+    work: list[Rows] = []
+    for moves, end in ((10, 515), (100, 600), (10, 515), (100, 600)):
+        beside = [("dp", 500, 500 + moves), ("tp", 500, 515)]
+        work.append([("mm", 0, 500), *beside, ("mm", end, end + 50), ("tp", end + 50, 660)])
+    findings = job(tmp_path, work, 660).findings
+    assert findings[0].name == "slow-link" and findings[0].size == 85 * US
 
 
 def of_layers(rank: int, tensor: int, data: int, first: int = 50) -> list[tuple[str, int, int]]:

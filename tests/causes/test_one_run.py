@@ -60,6 +60,17 @@ def test_times_that_contradict_each_other_throughout_are_told(tmp_path: Path, jo
     assert note.startswith("The ranks' times contradict each other: some leave before others come")
 
 
+def test_ranks_that_recorded_other_steps_are_not_said_to_be_of_other_runs(tmp_path: Path) -> None:
+    """Each begins a step later than the one before and records as many: their operations have no numbers."""
+    job = Job(world_size=3)
+    job.run([[Work(loads=8 * (rank == 1)) for rank in range(3)]] * 6)
+    for name, rows in job.tables.items():
+        if name != "ranks":
+            job.tables[name] = [r for r in rows if 0 <= r["start"] // (50 * MS) - r["rank"] < 4]
+    (note,) = notes(tmp_path, job)
+    assert note.startswith("The ranks recorded other steps, and their operations have no numbers: which of")
+
+
 def test_operations_without_numbers_that_differ_throughout_are_told(tmp_path: Path, job: Job) -> None:
     for row in job.tables["collectives"]:
         row["sequence"], row["kind"] = None, "all-gather" if row["rank"] == 2 else "all-reduce"

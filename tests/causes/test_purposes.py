@@ -437,13 +437,21 @@ def test_that_a_link_may_be_slow_is_told_where_a_page_shows_it() -> None:
     )
 
 
-@pytest.mark.parametrize(("order", "averages"), [("bu", True), ("ub", False), ("bub", False), ("bup", False)])
+@pytest.mark.parametrize(
+    ("order", "averages"),
+    [("bu", True), ("ub", False), ("bub", False), ("bup", False), ("buu", True), ("buu too", False)],
+)
 def test_what_is_summed_up_between_the_update_and_the_next_pass_is_no_gradient(
     tmp_path: Path, order: str, averages: bool
 ) -> None:
     """`order` is what begins before each all-reduce, which is asked for at 580, and after it: a backward
-    pass, an update, or a product. An optimizer that steps in the backward pass updates before gradients."""
+    pass, an update, or a product. An optimizer that steps in the backward pass updates before gradients. A
+    second update is DiLoCo's, of what is averaged, but not where the group reduces before the first, too."""
     tables = job("all-reduce")
+    if order == "buu too":
+        more = {"start": 400, "end": 450, "arrival": 400, "correlation": 1000, "bytes_in": 4096, "stream": 9}
+        about = {"kind": "all-reduce", "group": "7 [0, 1]", "group_size": 2}
+        tables["collectives"].append(more | about)
     for row in tables["kernels"]:
         row |= {"launch_start": row["start"] - 20, "launch_end": row["start"] - 10}
         row |= {"phase": None} if row["family"] == "communication" else {}

@@ -66,6 +66,10 @@ def test_a_stage_with_more_layers_has_no_slow_device_for_one_beside_it(tmp_path:
     first, *rest = told(tmp_path, replace(healthy, more_layers={2: 1}, slow_ranks={1: (1.3, 0)}))
     assert first.rank == 2 and first.claim.startswith("Rank 2 is the slowest pipeline stage")
     assert not any("anks 1 and 2" in f.claim + f.next for f in (first, *rest))
+    slow = "rank 1 has a slow device, which moving layers does not mend: its gemm kernels take 1.3 times as"
+    assert any(fact.startswith(slow) for fact in first.evidence)
+    (alone, *_) = told(tmp_path / "alone", replace(healthy, more_layers={2: 1}))
+    assert not any("slow device" in fact for fact in alone.evidence)
 
 
 def test_a_slow_link_costs_what_other_stages_wait_for_it_too(tmp_path: Path) -> None:

@@ -75,6 +75,12 @@ def test_two_processes_of_one_rank_are_two_jobs(tmp_path: Path) -> None:
     first = profile(tmp_path / "a.json", 0, 0)
     with pytest.raises(LostflopsError, match=r"both rank 0, but of two processes, 1 and 2: of two jobs, or"):
         lostflops.open([first, profile(tmp_path / "b.json", 0, 60 * SECOND, pid=2)])
+    on_two = [profile(tmp_path / f"node{pid}_rank0.json", None, 0, pid=pid) for pid in (1, 2)]
+    with pytest.raises(
+        LostflopsError, match=r"again, or of two machines, whose ranks these names count"
+    ) as it:
+        lostflops.open(on_two)
+    assert "named by the rank in the job, as in 'rank8.json'" in str(it.value.hint)
     once_more = lostflops.open([first, profile(tmp_path / "c.json", 0, 60 * SECOND)])
     (fact,) = [fact for fact in once_more.manifest.quality if fact.name == "steps renumbered"]
     assert fact.level == "warning" and fact.text.endswith("if they are of two jobs, give one")

@@ -221,3 +221,23 @@ def test_the_account_that_grew_most_is_most_of_a_long_step_from_half_of_it_on(mo
         collectives=[row(48, 57)],
     )
     assert one.claim == f"Step 3 took 40.0 ms, 4.0 times the others; {said}. It is left out of the mean."
+
+
+def test_a_transfer_that_lasts_in_one_step_alone_is_told_of_no_rank_and_not_to_be_hidden() -> None:
+    """Both ranks move data for 30 ms more in step 3: "on rank 1" was told, with advice to send less."""
+    each: dict[str, list[dict[str, Any]]] = {"steps": [], "kernels": [], "collectives": []}
+    for rank in range(2):
+        for n in range(4):
+            at, long = 10 * n, 30 * (n == 3)
+            left_out = {"step": n, "left_out": "outlier" if long else None, "rank": rank}
+            each["steps"].append(row(at, at + 10 + long, **left_out))
+            each["kernels"].append(row(at, at + 6, family="gemm", rank=rank))
+            moves = row(at + 6, at + 9 + long, rank=rank)
+            each["kernels"].append(moves | {"family": "communication", "stream": 9})
+            each["collectives"].append(moves | {"kind": "all-reduce", "bytes_in": 8})
+    ranks = [{"rank": rank, "world_size": 2, "clock_error": 0} for rank in range(2)]
+    (one,) = found("outlier_steps", ranks=ranks, **each)
+    assert one.claim.startswith("Step 3 took 40.0 ms, 4.0 times the others; most of it is transfer.")
+    assert one.next.startswith(
+        "If a group communicates in it for the first time, its connections are made there"
+    )

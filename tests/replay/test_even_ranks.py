@@ -10,6 +10,7 @@ import polars as pl
 
 from lostflops.replay.dependencies.edges import Kind
 from lostflops.replay.edits.between_ranks.ranks import above, kinds, waits_beyond
+from lostflops.replay.edits.between_ranks.work import shares_of_work
 
 
 def test_a_rank_comes_down_to_the_others_where_it_is_above_them() -> None:
@@ -27,6 +28,19 @@ def test_work_that_other_ranks_do_not_have_goes() -> None:
         np.array([5, 8]), np.array([0, 1]), np.zeros(2, np.int64), np.ones(2, bool), [1], np.arange(2)
     )
     np.testing.assert_allclose(less, [0, 8])
+
+
+def test_work_that_one_rank_alone_has_is_shared_with_the_others() -> None:
+    """Rank 0 computes 8 ns as rank 1 does, and evaluates for 6 (kind 1): half of that stays with it. It kept
+    all of it, as the mean of those that have such work. Ranks of other stages get none of it."""
+    rank, kind = np.array([0, 1, 0]), np.array([0, 0, 1])
+    operations = pl.DataFrame({"what": [0, 0, 0]})
+    edges = SimpleNamespace(kind=np.full(3, Kind.DEVICE), source=np.arange(3))
+    job: Any = SimpleNamespace(edges=edges, operations=operations, ranks=rank, communicates=np.zeros(3, bool))
+    job.operation_of = np.asarray
+    lags, step, counts = np.array([8, 8, 6]), np.zeros(3, np.int64), np.ones(3, bool)
+    np.testing.assert_allclose(shares_of_work(job, lags, counts, step, {}, kind), [1, 1, 0.5])
+    np.testing.assert_allclose(shares_of_work(job, lags, counts, step, {0: 0, 1: 1}, kind), [1, 1, 1])
 
 
 def test_a_kernel_that_not_all_ranks_run_is_one_of_its_family() -> None:

@@ -425,8 +425,7 @@ def _described(trace: Trace) -> dict[str, str]:
     purpose = pl.coalesce(
         *(pl.when(text.str.contains(mark)).then(pl.lit(p)) for p, mark in BY_DESCRIPTION.items())
     )
-    told = found.select("name", purpose=purpose).drop_nulls()
-    return dict(told.iter_rows())
+    return dict(found.select("name", purpose=purpose).drop_nulls().iter_rows())
 
 
 def _in_forward(trace: Trace, rows: pl.DataFrame) -> pl.Series:
@@ -490,8 +489,8 @@ def _after_updates(trace: Trace, rows: pl.DataFrame) -> pl.Series:
     """Whether each all-reduce was asked for after an operator of the optimizer's step and before a product of
     the next forward pass, or the end: no other product, backward pass or update lies between.
 
-    An optimizer that steps within the backward pass has gradients reduced on both sides of its operators.
-    """
+    An optimizer that steps within the backward pass has gradients reduced on both sides of its operators. A
+    second update may follow, as DiLoCo's outer one does, where the group reduces nothing before the first."""
     kernels, operators = trace.table("kernels"), trace.table("operators")
     start, phase = pl.col("arrival"), pl.col("phase").cast(pl.String)
     never = pl.repeat(False, rows.height, dtype=pl.Boolean, eager=True)
@@ -510,13 +509,15 @@ def _after_updates(trace: Trace, rows: pl.DataFrame) -> pl.Series:
         told = launched.drop_nulls().collect().unique(["rank", "correlation"])
         asked = asked.join(told, on=["rank", "correlation"], how="left")
         start = pl.coalesce("launch_start", start)
-    at = asked.select("_row", "rank", start=start).sort("start")
+    at = asked.select("_row", "rank", start=start, of=_group(), size="bytes_in").sort("start")
     marks = intervals.in_order(marks, "rank").with_columns(after="before")
     join = partial(pl.DataFrame.join_asof, on="start", by="rank", check_sortedness=False)
     at = join(at, marks.select("rank", "start", "before"), strategy="backward")
     at = join(at, marks.select("rank", "start", "after"), strategy="forward")
-    between = (pl.col("before") == "optimizer") & (pl.col("after").fill_null("product") == "product")
-    return never.scatter(at.filter(between)["_row"], True)
+    updated, after = pl.col("before") == "optimizer", pl.col("after").fill_null("product")
+    gradients = ~updated & (pl.col("size").fill_null(LATEST) > ONE_NUMBER)
+    outer = (after == "optimizer") & ~gradients.any().over("rank", "of")
+    return never.scatter(at.filter(updated & ((after == "product") | outer))["_row"], True)
 
 
 def _after_a_product(kernels: pl.LazyFrame, opened: pl.DataFrame, at: pl.DataFrame) -> pl.Series:
@@ -596,5 +597,4 @@ def first_waits(matches: pl.DataFrame, windows: pl.DataFrame) -> int:
         .filter(pl.col("start") < pl.col("until"))
     )
     each = rows.group_by("rank").agg(pl.col("longest").sum()).join(windows.group_by("rank").len(), on="rank")
-    most = each.select((pl.col("longest") // pl.col("len")).max()).item()
-    return int(most or 0)
+    return int(each.select((pl.col("longest") // pl.col("len")).max()).item() or 0)

@@ -18,6 +18,7 @@ from .page_findings import PageFindings
 
 WAITS_FROM = 0.03
 STANDS_OUT = 1.15  # times the others' compute: a stage that is too long
+MOST_BESIDE, BESIDE_FROM = 4, 1.05  # ranks of other stages looked at, times those stages' usual compute
 # Schedules that leave less of a bubble: the case that remedies know them by, and how that is told.
 SCHEDULED = {
     INTERLEAVED: ("interleaved-stages", "the stages' chunks are interleaved already"),
@@ -130,6 +131,9 @@ def of_slow_stage(found: Finding, slow: SlowStage, given: Given) -> Finding:
     facts = [f"rank {first}: {why[0]}" if more else why[0]] if why else []
     if why and not why[1] and (most := mostly(first, given)):
         facts.append(most)
+    beside = _slow_beside(slow, given) if why and not why[1] else None
+    if beside is not None:
+        facts.append(f"rank {beside[0]} has a slow device, which moving layers does not mend: {beside[1]}")
     return replace(
         found,
         claim=f"{slow.says()} {found.claim}",
@@ -140,6 +144,17 @@ def of_slow_stage(found: Finding, slow: SlowStage, given: Given) -> Finding:
         # Layers that move off a stage are computed by the others; what a slow device does is not.
         edit=like_the_others(slow.ranks) if why and why[1] else EVEN_STAGES,
     )
+
+
+def _slow_beside(slow: SlowStage, given: Given) -> tuple[int, str] | None:
+    """A rank of another stage whose device is slow, and how that shows: moving layers does not mend it. None
+    where there is none of those that compute longest."""
+    by_rank = {rank: ns for rank, ns in given.by_rank("compute").items() if rank not in slow.ranks}
+    for rank in sorted(by_rank, key=lambda rank: (-by_rank[rank], rank))[:MOST_BESIDE]:
+        told = slower_compute(rank, given) if by_rank[rank] >= BESIDE_FROM * slow.others else None
+        if told is not None and told[1]:
+            return rank, told[0]
+    return None
 
 
 def _all_wait_alike(table: pl.DataFrame, given: Given) -> bool:

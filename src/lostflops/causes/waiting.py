@@ -38,6 +38,7 @@ from .longer_compute import (
     slower_compute,
 )
 from .names import BUBBLE, called, made_of
+from .one_rank.evaluates_alone import evaluates_alone
 from .one_rank.held_up import PAUSES
 from .one_rank.late import Excess, Late, also, says
 from .own_time.spent import faster_links_at_most, shared_at_most
@@ -55,6 +56,10 @@ CLOCKS = "gpu-clocks-held-down"
 OWN_WORK = (
     "In those steps it does what the others do not, such as an evaluation: share that among all ranks, do it "
     "less often, or in a job of its own."
+)
+ON_CPUS = (
+    "Look at what else runs on the cores of these ranks (`top`), which copy what is sent, and at rate and errors "
+    "of the network port (`ip -s link`). Then measure them alone: `lostflops bench collectives`."
 )
 # Findings about the network are about the time that communication is exposed for.
 LATE_FROM = 0.01  # of the step: what a late rank costs
@@ -198,6 +203,10 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
     told = for_one(page, late.rank, late.cause, late.excess)
     if alone and not outside:
         told = Advice(OWN_WORK, (), evened=True)
+    evaluated = evaluates_alone(page, late) if uneven else None
+    if evaluated is not None:
+        page.drop(evaluated.finding)
+        told = Advice(evaluated.next, (), evened=True)
     copying = page.of(PAGEABLE) if late.cause == "copy" else None
     if copying is not None and ranks * copying.size <= (1 + MUCH) * late.excess.main:
         page.drop(copying)  # no other rank has them
@@ -215,6 +224,7 @@ def _late(page: PageFindings, late: Late, waits: Finding | None) -> None:
             cost_per_step=round(late.share * late.ns),
             evidence=(
                 *_of_all_ranks(late, given),
+                *((evaluated.fact,) if evaluated else ()),
                 *chain(late, given),
                 *(
                     (f"rank {after.rank} is next: it {does_more(after.account, after.main)}",)
@@ -403,7 +413,8 @@ def _slow_link(page: PageFindings, waited: int, *, alone: bool) -> tuple[int, in
     held = min(waited, max(0, held))
     held = held if page.reaches(held, WAITING_TOLD) else 0
     # Transfers that have none to be compared with may pass the link too.
-    told = replace(slow, ns_per_step=max(slow.ns_per_step, slow.size + held, faster_links_at_most(given)))
+    at_most = max(slow.ns_per_step, slow.size + held, faster_links_at_most(given))
+    told = replace(slow, ns_per_step=at_most, next=ON_CPUS if given.on_host else slow.next)
     if held:
         told = replace(
             told,

@@ -537,10 +537,13 @@ def _require_one_job(parts: list[Part], names: list[str]) -> None:
         numbers = {p.process.number for p in (part, other) if p.process is not None} - {None}
         if len(numbers) > 1:
             first, second = (p.process and p.process.number for p in (other, part))
+            by_name = part.rank_source == other.rank_source == "file name"
+            local = ", or of two machines, whose ranks these names count apart" if by_name else ""
             raise LostflopsError(
                 f"{other_name} and {name} are both rank {part.rank}, but of two processes, {first} and "
-                f"{second}: of two jobs, or of one that was started again.",
-                "give the files of one start of one job.",
+                f"{second}: of two jobs, or of one that was started again{local}.",
+                "give the files of one start of one job"
+                + (", named by the rank in the job, as in 'rank8.json'." if local else "."),
             )
         same = ("world_size", "host"), ("gpu", "backend", "source")
         if any(getattr(part, k) != getattr(other, k) for k in same[0]) or any(

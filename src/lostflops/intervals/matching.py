@@ -57,6 +57,7 @@ ONE_RANK = "only one rank was recorded: its waiting and its transfer look alike"
 LISTED = re.compile(r"\[[0-9, ]*\]$")
 DIFFER = "the ranks' collectives differ in kind, bytes or order"
 NOBODY_ELSE = "no other rank recorded it"
+IN_ONE_LAUNCH = "its messages, sent and received in one launch, are not told apart"
 CONTRADICT = "the ranks' times contradict each other: one leaves before another has come"
 NO_GROUP = "its group is unknown"
 SEVERAL = f"{NO_GROUP}, and ranks leave its operations too far apart for one group of all ranks"
@@ -162,8 +163,8 @@ class _Rows:
         size, assumed, reason = _members_of(
             known, reasons, rank, peer, pair, group, groups, no_group, group_size
         )
-        alone = (named == "send-receive")[own_kind] | (pair & (peer == NEVER))
-        reason[alone] = reasons.number("its peer is unknown")
+        reason[pair & (peer == NEVER)] = reasons.number("its peer is unknown")
+        reason[(named == "send-receive")[own_kind]] = reasons.number(IN_ONE_LAUNCH)
         reason[np.isin(named, LOCAL)[own_kind]] = reasons.number("it takes part in nothing with other ranks")
         ranks, error = filled(known, ("rank", "clock_error"))
         place, there = _place(ranks, rank)

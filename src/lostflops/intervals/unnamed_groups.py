@@ -3,7 +3,8 @@
 Operations of one kind and size are of one group, and the n-th on each of its ranks belong together: all have
 as many, and nobody leaves a synchronising one before everybody has come. Groups that contradict that are out.
 Of the others the largest is the one, for no part of it can contradict what it agrees with; but its parts may
-meet by chance, so where it has some, all of its ranks have to leave together as well.
+meet by chance, so where it has some, all of its ranks have to leave together as well. And where now this part
+comes last, now that, the ranks of one leave so much later as the last of all comes later, or do not.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ FEWEST = 4  # operations that are alike, from which on times say enough
 LEFT_APART = 20_000  # ns, by which the ranks of a whole group may leave apart,
 OF_STAY = 0.25  # or this share of their stay,
 SELDOM = 0.05  # and of the operations, in which they may beyond that
+VARIES = 5_000  # ns, by which the last of all comes later than the last of a part now and then, that tells
+ERRORS = 2.0  # standard errors, within which a slope may be another
 
 
 def with_groups(
@@ -30,8 +33,8 @@ def with_groups(
     if rows.is_empty() or sets["set"].n_unique() < 2:
         return given
     same = _numbered(rows, known)
-    fits = _not_contradicted(same, sets, unknown_error)
-    of_all = _the_largest(sets.join(fits, on=["set", "label", "size"]))
+    fits = sets.join(_not_contradicted(same, sets, unknown_error), on=["set", "label", "size"])
+    of_all = _the_largest(_waited_for(fits, same))
     told = same.join(of_all, on=["rank", *ALIKE]).select("row", "label", "size")
     if told.is_empty():
         return given
@@ -80,6 +83,48 @@ def _not_contradicted(same: pl.DataFrame, sets: pl.DataFrame, unknown_error: int
         )
         .filter("fits")
     )
+
+
+def _waited_for(fits: pl.DataFrame, same: pl.DataFrame) -> pl.DataFrame:
+    """The groups that are left, of a rank and of operations that are alike, where one holds another.
+
+    With `later`, by how much the last rank of all comes after the last of the part, the part's ranks leave
+    later by as much if they wait for all, and not at all if they wait for each other. Where it is as much
+    each time, and the part leaves sooner by about that, it may be either.
+    """
+    one = ["set", *ALIKE]
+    each = (
+        fits.join(same, on=["rank", *ALIKE])
+        .group_by(*one, "size", "nth")
+        .agg(pl.col("rank"), last=pl.col("arrival").max(), left=pl.col("end").max())
+    )
+    ranks = fits.select(*one, "size", "rank").unique()
+    held = ranks.join(ranks, on=["rank", *ALIKE], suffix="_whole").filter(
+        pl.col("size") < pl.col("size_whole")
+    )
+    held = held.group_by(*one, "size", "set_whole").len().filter(pl.col("len") == pl.col("size"))
+    whole = each.select(*ALIKE, "nth", set_whole="set", last_whole="last", left_whole="left")
+    later, stay = pl.col("last_whole") - pl.col("last"), pl.col("left") - pl.col("last")
+    slope, count = pl.cov(later, stay) / later.var(), pl.len()
+    unexplained = (stay.var() - slope**2 * later.var()).clip(0)
+    told = (
+        held.join(each.drop("rank", "size"), on=one)
+        .join(whole, on=["set_whole", *ALIKE, "nth"])
+        .group_by(*one, "set_whole")
+        .agg(
+            slope=slope,
+            error=ERRORS * (unexplained / later.var() / (count - 2)).sqrt(),
+            varies=later.std() > VARIES,
+            either=(later.mean() > VARIES)
+            & (2 * (pl.col("left_whole") - pl.col("left")).mean() > later.mean()),
+        )
+    )
+    either = ~pl.col("varies") & pl.col("either")
+    whole_only = pl.col("varies") & (pl.col("slope") > pl.col("error"))
+    part_only = pl.col("varies") & (pl.col("slope") < 1 - pl.col("error"))
+    no_part = told.filter(whole_only | either).select(one)
+    no_whole = told.filter(part_only | either).select(*ALIKE, set="set_whole")
+    return fits.join(pl.concat([no_part, no_whole.select(one)]), on=one, how="anti")
 
 
 def _the_largest(fits: pl.DataFrame) -> pl.DataFrame:

@@ -209,6 +209,8 @@ class Replay:
         rank = np.unique(self.known.steps.rank, return_inverse=True)[1]
         each = np.bincount(rank, weights=gain) / np.bincount(rank)
         least, most = float(each.min()), float(each.max())
+        if most < 0:
+            return self.trust.communication_edits
         if most - least <= max(UNLIKE * most, self.trust.error * self.known.steps.mean(self.job.measured)):
             return ""
         return (

@@ -29,7 +29,7 @@ from lostflops.causes.purposes import (
 )
 from lostflops.causes.stages import of_slow_stage, slowest_stage
 from lostflops.finding import Finding, milliseconds
-from lostflops.intervals.matching import CONTRADICT, NO_GROUP
+from lostflops.intervals.matching import CONTRADICT, IN_ONE_LAUNCH, NO_GROUP
 from lostflops.recipes.transfers import SLOWER
 from lostflops.replay.edits.between_ranks.overlap import NONE_EARLIER
 
@@ -74,6 +74,7 @@ SLOW_LINK = "slow-link"
 # Why the two ends of a message are not known as such although both were recorded, in words.
 UNTOLD = {
     "its peer is unknown": "the recording does not say which rank a message goes to",
+    IN_ONE_LAUNCH: "messages that are sent and received in one launch are not told apart",
     CONTRADICT: "the ranks' times contradict each other, so that sends and receives cannot be matched",
 }
 ENDS_LACK = "the other ends were not recorded"
@@ -385,7 +386,9 @@ def _one_comes_last(page: PageFindings) -> Iterator[str]:
         # Operations that are under way at a time are led by the same lateness, each of them.
         led = (row["lead"] or 0) // max(1, row["last"])
         waited = (row["per_step"] or 0) * len(given.steps)
-        if (row["blame_share"] or 0) >= MOSTLY_ONE and page.reaches(led, LED) and 2 * waited < led:
+        # Last in half of them or less, it may have been in steps that the page leaves out alone.
+        often = 2 * row["last"] > row["collectives"] and (row["blame_share"] or 0) >= MOSTLY_ONE
+        if often and page.reaches(led, LED) and 2 * waited < led:
             yield (
                 f"rank {row['rank']} comes {milliseconds(led)} after the others, which compute "
                 f"meanwhile: last in {row['last']:,} of {row['collectives']:,} collectives"

@@ -80,7 +80,7 @@ def _sends(pair: tuple[int, int], nth: int, moves: int) -> list[dict[str, object
                     "at_most": at_most,
                 }
                 for among, latency, usual, blamed, lost, share, at_most in (
-                    ("2, 3", 40, 9, 3, 46, 0.155, 93),
+                    ("2, 3", 40, 9, 3, 45, 0.15, 93),
                     ("1, 2", 11, 9, None, 3, 0.01, 6),
                     ("0, 1", 9, 11, None, 0, 0.0, 0),
                 )
@@ -116,16 +116,22 @@ def communication_slow_links(
         ratio=pl.col("latency") / pl.col("usual")
     )
     # What is computed meanwhile hides the usual first.
+    told = moving.join(
+        compared.select("among", *of, "ratio"), on=["among", *of], how="left", nulls_equal=True
+    ).with_columns(slow=(pl.col("ratio") >= SLOWER).fill_null(False))
     longer = (
-        moving.join(compared.select("among", *of, "ratio"), on=["among", *of], nulls_equal=True)
-        .with_columns(slow=pl.col("ratio") >= SLOWER, start=pl.col("end") - beyond_usual())
+        told.drop_nulls("ratio")
+        .with_columns(start=pl.col("end") - beyond_usual())
         .sort("rank", "start", "end", "among", *of)
     )
+    # While another moves that is as fast as ever, a slow one costs nothing.
+    ordinary = told.filter(~pl.col("slow")).select("rank", "start", "end").lazy()
+    cover = intervals.overlay({"gap": compute_gaps.filter("in_step"), "ordinary": ordinary}, ["rank"])
     bare = intervals.inside(
-        longer.select("rank", "among", *of, "end", start=_since_earlier_ones("rank", "slow")).lazy(),
-        compute_gaps,
-        {"bare": pl.col("in_step")},
-    )
+        longer.select("rank", "among", *of, "slow", "end", start=_since_earlier_ones("rank", "slow")).lazy(),
+        cover,
+        {"alone": (pl.col("gap") > 0) & (pl.col("ordinary") == 0), "all": pl.col("gap") > 0},
+    ).with_columns(bare=pl.when("slow").then("alone").otherwise("all"))
     spent = bare.group_by("among", *of).agg(pl.col("bare").sum()).collect()
     present, steps, time = (
         step_totals.select(pl.len(), pl.col("steps").sum(), pl.col("step_time").sum()).collect().row(0)

@@ -14,6 +14,11 @@ from lostflops.recipes.accounting import COMPUTE, COPY
 from .log_core_waits import REMEDY as MORE_CORES
 
 SAME_WORK = 0.02  # of the kernels: so many more or fewer are still the work of any other step
+MOVES = ("communication.transfer", "communication.exposed")  # these last on all ranks of a group at a time
+ONE_TRANSFER = (
+    "If a group communicates in it for the first time, its connections are made there: record some steps "
+    "later. Else look at rate and errors of the links at that time (`ibstat`, `perfquery`)."
+)
 
 
 def num_kernels(steps: pl.LazyFrame, kernels: pl.LazyFrame | None, counted: pl.LazyFrame) -> pl.LazyFrame:
@@ -78,6 +83,8 @@ def what_next(row: Mapping[str, Any]) -> str:
     """What to do about a long step."""
     if _had_no_core(row):
         return MORE_CORES
+    if row["account"] in MOVES:
+        return ONE_TRANSFER
     here, usual = row["kernels"], row["usual_kernels"]
     if row["account"] != COMPUTE or not here or not usual:
         return ACCOUNTS[row["account"]].advice(row["on_host"])

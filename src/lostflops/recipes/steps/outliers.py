@@ -13,7 +13,7 @@ from lostflops.recipe import Bars, Example, recipe
 from lostflops.recipes.accounting import HOST_ONLY
 from lostflops.tables import Kernels, Ranks, Steps
 
-from .beside_usual import core_waits, mostly, num_kernels, what_next, with_copies
+from .beside_usual import MOVES, core_waits, mostly, num_kernels, what_next, with_copies
 
 MOST_NAMED = 6
 MUCH = 1.1  # times a pause, that the waiting for it may last at most
@@ -215,7 +215,8 @@ def a_step_is_an_outlier(table: pl.DataFrame) -> Iterator[Finding]:
         first = rows.row(0, named=True)
         ns, times = first["usual"] + first["longer"], 1 + first["longer"] / max(first["usual"], 1)
         known = ACCOUNTS[str(account)]
-        on = f" on rank {first['rank']}" if table["rank"].n_unique() > 1 else ""
+        alike = table.filter(step=first["step"])["account"].n_unique() == 1 and account in MOVES
+        on = f" on rank {first['rank']}" if table["rank"].n_unique() > 1 and not alike else ""
         yield Finding(
             name="outlier-step",
             claim=f"Step {first['step']} took {milliseconds(ns)}{on}, "

@@ -31,7 +31,7 @@ def made(typed: Typed) -> Edit:
         stages = dict(known.stages())
         # What is as long on all ranks, such as the optimizer's work, is not shared out again.
         kind = kinds(job.operations, job.ranks)
-        even = np.where(step >= 0, lags * _shares_of_work(job, lags, step >= 0, number, stages, kind), lags)
+        even = np.where(step >= 0, lags * shares_of_work(job, lags, step >= 0, number, stages, kind), lags)
         evened = np.rint(even).astype(np.int64)
         moved = transfers(job, lags, known.matched)
         edge = moved["edge"].to_numpy()
@@ -68,7 +68,7 @@ def made_of_stages(typed: Typed) -> Edit:
         step = step_of(job, known.every_step, job.edges.target)
         number = np.append(known.every_step.step, -1)[step]
         phase = job.operations["phase"].rank("dense").fill_null(0).to_numpy().astype(np.int64)
-        even = np.where(step >= 0, lags * _shares_of_work(job, lags, step >= 0, number, {}, phase), lags)
+        even = np.where(step >= 0, lags * shares_of_work(job, lags, step >= 0, number, {}, phase), lags)
         evened = np.rint(even).astype(np.int64)
         less = np.clip(lags - evened, 0, None)[in_steps(job, known.steps, job.edges.target)]
         return Edited(evened, removed=int(less.sum()), doubts=(WHOLE_LAYERS,))
@@ -80,7 +80,7 @@ def made_of_stages(typed: Typed) -> Edit:
     )
 
 
-def _shares_of_work(
+def shares_of_work(
     job: RecordedJob, lags: Int, counts: np.ndarray, number: Int, stages: dict[int, int], kind: Int
 ) -> np.ndarray:
     """How many times as long each edge takes when its rank computes as long as those with like work."""
@@ -92,7 +92,8 @@ def _shares_of_work(
     frame = pl.DataFrame({"rank": job.ranks[operation], "step": number, "lag": lags, "kind": kind[operation]})
     of = ["rank", "step", "kind"]
     spent = frame.filter(pl.Series(computes)).group_by(of).agg(pl.col("lag").sum())
-    alike = pl.col("lag").mean().over("step", "kind", _stage(stages))
+    # A rank that has none of a kind, such as an evaluation, is to get its share of it as well.
+    alike = pl.col("lag").sum().over("step", "kind", _stage(stages)) / _ranks_alike(job, stages)
     share = spent.select(*of, share=alike / pl.col("lag"))
     factor = frame.join(share, on=of, how="left", maintain_order="left")["share"]
     return np.where(computes, factor.fill_null(1.0).to_numpy(), 1.0)
@@ -110,6 +111,12 @@ def _shares_of_bytes(job: RecordedJob, moved: pl.DataFrame, number: Int, stages:
     share = sent.filter(pl.col("moved") > 0).select(*of, share=alike / pl.col("moved"))
     joined = frame.join(share, on=of, how="left", nulls_equal=True, maintain_order="left")
     return joined["share"].fill_null(1.0).to_numpy()
+
+
+def _ranks_alike(job: RecordedJob, stages: dict[int, int]) -> pl.Expr:
+    """How many ranks are of the stage that each is of."""
+    ranks = pl.DataFrame({"rank": np.unique(job.ranks)}).with_columns(many=pl.len().over(_stage(stages)))
+    return pl.col("rank").replace_strict(ranks["rank"], ranks["many"], return_dtype=pl.Int64)
 
 
 def _stage(stages: dict[int, int]) -> pl.Expr:

@@ -67,12 +67,28 @@ def of_other_runs(trace: Trace, matches: pl.DataFrame) -> Iterator[str]:
         differ = bool(each["differ"].sum())
         if differ and each["kinds"].n_unique() == 1:
             return  # by bytes alone, which may differ by rank
+        if shared["sequence"].null_count() == shared.height and _of_other_steps(trace):
+            yield (
+                "The ranks recorded other steps, and their operations have no numbers: which of them belong "
+                "together is not known. How long ranks wait for each other is not known."
+            )
+            return
         yield (
             f"The ranks' {'operations differ throughout' if differ else 'times contradict each other'}: "
             f"{'each group ran others on some of its ranks' if differ else 'some leave before others come'}. "
             f"Their files are not of one run{'' if differ else ', or a clock is wrong'}. How long ranks wait "
             "for each other is not known."
         )
+
+
+def _of_other_steps(trace: Trace) -> bool:
+    """Whether ranks begin with steps of other numbers and end with others, too, so that counting their
+    operations from neither end tells which belong together."""
+    steps = trace.table("steps")
+    if steps is None:
+        return False
+    each = steps.group_by("rank").agg(first=pl.col("step").min(), last=pl.col("step").max()).collect()
+    return each["first"].n_unique() > 1 and each["last"].n_unique() > 1
 
 
 def _with_others(trace: Trace, rows: pl.DataFrame) -> pl.Series:
