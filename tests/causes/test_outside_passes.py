@@ -173,6 +173,11 @@ def test_what_comes_in_several_steps_is_told_with_their_number() -> None:
         assert said in told.claim
     once = outside(("operator", "aten::mm", 80), ("bound", "", 90), ("step", "1", 80))
     assert not page(ledger=ledger, join=computes_outside, on_host=True, outside=once)
+    # Unless the step log knows that it comes back: in steps 1, 6, 11, ... but not where those are 2, 7, ...
+    for first, found in ((6, 1), (7, 0)):
+        pauses = {"step_log_pauses": pl.DataFrame([{"rank": 0, "period": 5, "first_step": first}])}
+        told = page(ledger=ledger, join=computes_outside, on_host=True, outside=once, tables=pauses)
+        assert [", in 1 of 5 steps" in f.claim for f in told] == [True] * found
 
 
 @pytest.mark.parametrize(

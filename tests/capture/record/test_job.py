@@ -315,7 +315,7 @@ for _ in range(8):
 
 
 def test_collections_of_young_objects_are_ranges_where_they_take_long(tmp_path: Path) -> None:
-    """A job that makes cycles of many objects collects only young ones, hundreds of times, and loses time to it."""
+    """A job that makes many cycles collects only young objects, hundreds of times, and loses time to it."""
     script = """
 import gc
 gc.set_threshold(20_000, 1_000, 1_000)

@@ -210,7 +210,7 @@ class Clock:
     def _collected(self, phase: str, info: dict[str, Any]) -> None:
         if phase == "start":
             self._collection_began = now()
-            # Of the youngest objects there are hundreds, most over in microseconds: not where one was held up.
+            # Of the youngest objects there are hundreds, most over in microseconds; one may be held up.
             marked = info["generation"] or min(self._young) >= LONG_COLLECTION
             if marked and self.window is not None and self.window.ranges.attached:
                 self._collection = self.window.ranges.begin("gc.collect")
