@@ -736,6 +736,21 @@ def test_where_cores_are_crowded_a_thread_may_be_blocked(ms: int, doubted: bool)
     assert told[0].gain == "unknown" if doubted else told[0].ns_per_step == 40 * MS
 
 
+def test_the_larger_of_two_pauses_may_hold_all_in_which_a_thread_is_blocked() -> None:
+    """A callback sleeps for 20 of the 34 ms that nothing explains; the optimizer's 4 ms are short of cores."""
+    ledger: Rows = [(0, 0, account, ms) for account, ms in ((UNEXPLAINED, 34), (PYTHON, 4), ("compute", 4))]
+    unknown = finding("idle-unexplained", UNEXPLAINED, 34)
+    other = finding("host-busy-elsewhere", PYTHON, 4, "Nothing computes while the CPU runs other code.")
+    tables = {
+        "step_log_off_core": pl.DataFrame({"counted": [True], "blocked": [20 * MS]}),
+        "step_log_core_waits": pl.DataFrame({"counted": [True], "core_wait": [17 * MS]}),
+    }
+    names = [(0, PYTHON, "Optimizer.step#AdamW.step", 4)]
+    told = page(unknown, other, ledger=ledger, names=names, tables=tables, on_host=True)
+    assert all("it may wait here instead of running" in f.doubt for f in told)
+    assert not any("is in" in f.claim or "Linux counts" in "".join(f.evidence) for f in told)
+
+
 def test_what_linux_counts_is_told_beside_what_other_waits_may_be_of_it() -> None:
     """Of 30 ms in which the thread is blocked it may wait 21 for the loader, or for a core there."""
     ledger: Rows = [(0, 0, account, ms) for account, ms in (("compute", 42), (DATA, 21), (UNEXPLAINED, 17))]

@@ -353,15 +353,17 @@ def _blocked(page: PageFindings) -> None:
     waits = given.table("step_log_core_waits")
     crowded = 0 if waits is None else waits.filter("counted").select(pl.col("core_wait").mean()).item() or 0
     found = filter(None, (page.of(BY_NAME), page.of(UNEXPLAINED)))
+    elsewhere = 0  # in a larger finding
     for finding in sorted(found, key=lambda f: -f.size):
         # A GPU may work while the thread is blocked: all the time that is not this finding's. On a CPU whose
         # cores are crowded, an operator waits for its own threads as well.
-        hidden = crowded if given.on_host else given.mean_step - finding.size
+        hidden = elsewhere + (crowded if given.on_host else given.mean_step - finding.size)
         if 2 * (blocked - hidden) < finding.size:
             if given.on_host and 2 * blocked >= finding.size and not finding.doubt:
                 # What blocks it may hold up operators as well.
                 doubt = MAY_BE_BLOCKED.format(_is_blocked(total, blocked))
                 page.replace(finding, replace(finding.without_bound(), doubt=doubt))
+                elsewhere += finding.size
             continue
         stacks = f" {advice[0]}" if (advice := RECORD_STACKS.search(finding.next)) else ""
         page.replace(
