@@ -736,8 +736,8 @@ def test_where_cores_are_crowded_a_thread_may_be_blocked(ms: int, doubted: bool)
     assert told[0].gain == "unknown" if doubted else told[0].ns_per_step == 40 * MS
 
 
-def test_the_larger_of_two_pauses_may_hold_all_in_which_a_thread_is_blocked() -> None:
-    """A callback sleeps for 20 of the 34 ms that nothing explains; the optimizer's 4 ms are short of cores."""
+def test_the_larger_of_two_pauses_may_hold_all_of_the_waiting() -> None:
+    """A callback sleeps for 20 of 34 ms that nothing explains; the optimizer has 4 ms without a core."""
     ledger: Rows = [(0, 0, account, ms) for account, ms in ((UNEXPLAINED, 34), (PYTHON, 4), ("compute", 4))]
     unknown = finding("idle-unexplained", UNEXPLAINED, 34)
     other = finding("host-busy-elsewhere", PYTHON, 4, "Nothing computes while the CPU runs other code.")

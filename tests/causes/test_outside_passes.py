@@ -58,6 +58,18 @@ def run(folder: Path, **more: Any) -> Any:
     return made(folder, tables | more)
 
 
+def test_a_job_that_trains_nothing_has_nothing_outside_of_it(tmp_path: Path) -> None:
+    """A model that generates is what such a job is for, not data or a metric beside it."""
+    trace = run(tmp_path)
+    rows = trace.table("operators")
+    assert rows is not None
+    forward = rows.collect().filter(pl.col("name").cast(pl.String).str.starts_with("aten::"))
+    forward = forward.with_columns(sequence=pl.lit(-1, forward.schema["sequence"]), phase=None)
+    marks = [{"name": OTHER, "start": 118, "end": 141, "thread": 7}]
+    told = outside_passes(run(tmp_path, operators=forward.to_dicts(), ranges=marks), COUNTED)
+    assert told.is_empty() and told.schema == OUTSIDE
+
+
 def of_kind(table: pl.DataFrame, kind: str) -> dict[str, int]:
     return dict(table.filter(kind=kind).select("name", "ns").iter_rows())
 
