@@ -62,7 +62,11 @@ _PLUMBING = re.compile(
     r"(?:backward|called|counting|named|outer|outermost|__call__)$"
 )
 _BUILT, _RECORDER = "<built-in ", "lostflops_recorder/"  # what such frames begin with
-_CLOCKS = ("<built-in function monotonic_ns>", "<built-in function thread_time_ns>")  # that a recorder reads
+# What wrappers of the recorder ask for themselves: the time, and which thread this is.
+_ASKS = re.compile(
+    r"^<built-in function (?:monotonic_ns|thread_time_ns|get_ident)>$"
+    r"|^threading\.py\(\d+\): (?:ident|main_thread)$"
+)
 _FRAME = re.compile(r"^(.+?)\(\d+\): ")
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -216,7 +220,7 @@ def _rows(
         words, named = by_name(table["name"])
         codes = [-1 if says_nothing(word) else texts.setdefault(word, len(texts)) for word in words]
         text = np.array(codes, np.int64)[named]
-        for at, word in _read_by_recorder(table, words, named):
+        for at, word in _asked_by_recorder(table, words, named):
             text[at] = texts.setdefault(word, len(texts))
         rank, thread, start, end = (table[c].to_numpy() for c in (*LANE, "start", "end"))
         of_lanes, asked_for = intervals.one_axis((of_rank, of_thread), (rank, thread))
@@ -239,19 +243,22 @@ def _rows(
     return _Rows(*(np.concatenate(some) for some in zip(empty, *kept, strict=True))), list(texts)
 
 
-def _read_by_recorder(table: pl.DataFrame, words: Sequence[str], named: Int) -> Iterator[tuple[Int, str]]:
-    """Rows of clocks that a wrapper of the recorder reads, which is no row itself, and what to call them."""
+def _asked_by_recorder(table: pl.DataFrame, words: Sequence[str], named: Int) -> Iterator[tuple[Int, str]]:
+    """Rows of what a wrapper of the recorder asks for, which is no row itself, and what to call them: the
+    wrapper, where none of the job's functions lies between."""
     wrappers = [n for n, word in enumerate(words) if word.startswith(_RECORDER) and says_nothing(word)]
-    clocks = [n for n, word in enumerate(words) if word in _CLOCKS]
-    at = np.flatnonzero(np.isin(named, clocks)) if wrappers else np.zeros(0, np.int64)
+    asks = [n for n, word in enumerate(words) if _ASKS.search(word)]
+    at = np.flatnonzero(np.isin(named, asks)) if wrappers else np.zeros(0, np.int64)
     if not len(at):
         return
-    around = table.select(*LANE, "start", "end", word=pl.Series(named)).filter(np.isin(named, wrappers))
-    held = (
-        intervals.innermost(table.select(*LANE, "start")[at], around, LANE, "word").fill_null(-1).to_numpy()
-    )
+    users = [n for n, word in enumerate(words) if is_users(word)]
+    around = table.select(*LANE, "start", "end", word=pl.Series(named))[
+        np.flatnonzero(np.isin(named, [*wrappers, *users]))
+    ]
+    held = intervals.innermost(table.select(*LANE, "start")[at], around, LANE, "word")
+    within = held.fill_null(-1).to_numpy()
     for wrapper in wrappers:
-        yield at[held == wrapper], words[wrapper]
+        yield at[within == wrapper], words[wrapper]
 
 
 def _with_calls_as_one(asked: pl.DataFrame, rows: _Rows, users: Bool) -> _Rows:
