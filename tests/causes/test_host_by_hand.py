@@ -736,6 +736,31 @@ def test_where_cores_are_crowded_a_thread_may_be_blocked(ms: int, doubted: bool)
     assert told[0].gain == "unknown" if doubted else told[0].ns_per_step == 40 * MS
 
 
+def test_the_larger_of_two_pauses_may_hold_all_of_the_waiting() -> None:
+    """A callback sleeps for 20 of 34 ms that nothing explains; the optimizer has 4 ms without a core."""
+    ledger: Rows = [(0, 0, account, ms) for account, ms in ((UNEXPLAINED, 34), (PYTHON, 4), ("compute", 4))]
+    unknown = finding("idle-unexplained", UNEXPLAINED, 34)
+    other = finding("host-busy-elsewhere", PYTHON, 4, "Nothing computes while the CPU runs other code.")
+    tables = {
+        "step_log_off_core": pl.DataFrame({"counted": [True], "blocked": [20 * MS]}),
+        "step_log_core_waits": pl.DataFrame({"counted": [True], "core_wait": [17 * MS]}),
+    }
+    names = [(0, PYTHON, "Optimizer.step#AdamW.step", 4)]
+    told = page(unknown, other, ledger=ledger, names=names, tables=tables, on_host=True)
+    assert all("it may wait here instead of running" in f.doubt for f in told)
+    assert not any("is in" in f.claim or "Linux counts" in "".join(f.evidence) for f in told)
+
+
+def test_what_linux_counts_is_told_beside_what_other_waits_may_be_of_it() -> None:
+    """Of 30 ms in which the thread is blocked it may wait 21 for the loader, or for a core there."""
+    ledger: Rows = [(0, 0, account, ms) for account, ms in (("compute", 42), (DATA, 21), (UNEXPLAINED, 17))]
+    unknown = finding("idle-unexplained", UNEXPLAINED, 17)
+    table = {"step_log_off_core": pl.DataFrame({"counted": [True], "blocked": [30 * MS]})}
+    (told,) = page(unknown, ledger=ledger, tables=table, on_host=True)
+    said = "Linux counts 30.0 ms per step in which the training thread is blocked, 9.00 ms of it beyond waits"
+    assert told.evidence[-1].startswith(said)
+
+
 def test_a_function_that_launches_piece_by_piece_is_one_cause_with_its_python() -> None:
     """Of a step of 100 ms it launches for 20, and runs its own Python for 10 between."""
     ledger: Rows = [(0, 0, account, ms) for account, ms in (("compute", 60), (LAUNCHES, 25), (PYTHON, 15))]

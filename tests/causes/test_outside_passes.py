@@ -58,6 +58,18 @@ def run(folder: Path, **more: Any) -> Any:
     return made(folder, tables | more)
 
 
+def test_a_job_that_trains_nothing_has_nothing_outside_of_it(tmp_path: Path) -> None:
+    """A model that generates is what such a job is for, not data or a metric beside it."""
+    trace = run(tmp_path)
+    rows = trace.table("operators")
+    assert rows is not None
+    forward = rows.collect().filter(pl.col("name").cast(pl.String).str.starts_with("aten::"))
+    forward = forward.with_columns(sequence=pl.lit(-1, forward.schema["sequence"]), phase=None)
+    marks = [{"name": OTHER, "start": 118, "end": 141, "thread": 7}]
+    told = outside_passes(run(tmp_path, operators=forward.to_dicts(), ranges=marks), COUNTED)
+    assert told.is_empty() and told.schema == OUTSIDE
+
+
 def of_kind(table: pl.DataFrame, kind: str) -> dict[str, int]:
     return dict(table.filter(kind=kind).select("name", "ns").iter_rows())
 
@@ -173,6 +185,11 @@ def test_what_comes_in_several_steps_is_told_with_their_number() -> None:
         assert said in told.claim
     once = outside(("operator", "aten::mm", 80), ("bound", "", 90), ("step", "1", 80))
     assert not page(ledger=ledger, join=computes_outside, on_host=True, outside=once)
+    # Unless the step log knows that it comes back: in steps 1, 6, 11, ... but not where those are 2, 7, ...
+    for first, found in ((6, 1), (7, 0)):
+        pauses = {"step_log_pauses": pl.DataFrame([{"rank": 0, "period": 5, "first_step": first}])}
+        told = page(ledger=ledger, join=computes_outside, on_host=True, outside=once, tables=pauses)
+        assert [", in 1 of 5 steps" in f.claim for f in told] == [True] * found
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ import pytest
 
 import lostflops
 from lostflops.capture.record import cell
-from lostflops.cli.notebook import cell_parser, line_parser
+from lostflops.cli.notebook import cell_parser, for_a_cell, line_parser
+from lostflops.finding import Finding
 from lostflops.report import notebook
 
 ROOT = Path(__file__).parents[2]
@@ -351,3 +352,10 @@ def test_the_page_appears_in_jupyterlab(lab: str) -> None:
             inner.evaluate("scrollTo(0, 0)")
             tab.screenshot(path=shot)
         browser.close()
+
+
+def test_advice_to_record_more_is_what_to_write_above_the_cell() -> None:
+    """In a notebook there is no command that `lostflops record` could start."""
+    then = "Record call stacks: `lostflops record --what cuda,shapes,python -- COMMAND`."
+    told = for_a_cell(Finding("idle-unexplained", "It idles.", "unknown", (), then))
+    assert told.next == "Record call stacks: `%%lostflops --what cuda,shapes,python`."

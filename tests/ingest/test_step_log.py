@@ -168,6 +168,8 @@ def test_recorded_steps_that_are_as_long_as_many_others_are_not_called_slower(tm
     answer = Session(lostflops.open(run(tmp_path, **{"00000_a0": text}))).run("step_log_summary")
     assert isinstance(answer, Answer)
     (told,) = list(sentences.steps({"step_log_summary": answer}))
+    (alone,) = list(sentences.steps({"step_log_summary": answer}, log_alone=True))
+    assert told.startswith(alone.rstrip(".")) and "recorded steps" not in alone  # their window was lost
     assert told == (
         "The step log has 40 steps; the median outside warm-up and recording is 20.0 ms (rank 0), that of "
         "recorded steps 900 ms: 48.5 % of the others are as long."

@@ -472,7 +472,7 @@ def test_a_first_step_that_warms_up_is_an_outlier_where_enough_follow() -> None:
 def logged(*durations: int, recorded: range = range(0)) -> pl.DataFrame:
     steps = range(len(durations))
     return pl.DataFrame(
-        {"rank": 0, "step": n, "duration": durations[n] * MS, "recorded": n in recorded} for n in steps
+        {"rank": 0, "step": n, "duration": durations[n], "recorded": n in recorded} for n in steps
     )
 
 
@@ -493,6 +493,17 @@ def test_the_step_log_tells_whether_a_long_step_that_does_more_is_rare(
     """The third of five steps holds an evaluation, so it does more than the others."""
     steps = table(*lasting(10, 11, 100, 10, 11, amounts={2: 500}))
     judged = counted.judged(steps, log)
+    assert judged.filter(pl.col("left_out") == "outlier")["step"].to_list() == left_out
+
+
+@pytest.mark.parametrize(("usual", "left_out"), [(22, []), (21, [3])])
+def test_a_step_as_long_as_those_that_were_not_recorded_is_no_outlier(
+    usual: int, left_out: list[int]
+) -> None:
+    """Four of five took batches that workers had ready when the recording began; a third of the job's other
+    steps are as long as the fifth."""
+    steps = table(*lasting(7, 6, 7, 22, 7))
+    judged = counted.judged(steps, logged(*[1, 2, 3, *[usual, 5, 5] * 10]))
     assert judged.filter(pl.col("left_out") == "outlier")["step"].to_list() == left_out
 
 

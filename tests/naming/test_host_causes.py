@@ -181,6 +181,7 @@ def test_every_piece_of_text_that_a_pattern_looks_for_is_needed_by_some_name() -
 
 PROVES: list[tuple[str, Row, str]] = [
     ("tools/train.py(97): snapshot", "frame", "checkpoint_logging"),
+    ("logging/__init__.py(1517): debug", "frame", "checkpoint_logging"),
     ("tools/train.py(97): _save_model_state", "frame", "checkpoint_logging"),
     ("tools/train.py(97): dump_state_dict", "frame", "checkpoint_logging"),
     ("tools/train.py(97): write_ckpt", "frame", "checkpoint_logging"),
@@ -278,6 +279,9 @@ def test_a_name_that_proves_a_cause(name: str, row: Row, expected: str) -> None:
         ("urEnqueueKernelLaunch", "launch"),
         ("urEnqueueEventsWaitWithBarrier", "launch"),  # the queue waits, not the host
         ("torch/cuda/__init__.py(182): is_available", "frame"),
+        # Each backward pass asks, and logs nothing.
+        ("logging/__init__.py(1720): getEffectiveLevel", "frame"),
+        ("logging/__init__.py(1734): isEnabledFor", "frame"),
         ("urUSMGetMemAllocInfo", "launch"),
         ("train.py(9): maybe_empty_cache", "frame"),
         ("my (dynamo_timed) helper", "range"),

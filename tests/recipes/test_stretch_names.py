@@ -145,6 +145,15 @@ def test_what_records_is_not_what_the_job_does(folder: str) -> None:
     own = (1, 99, f"lostflops_recorder/{folder}clock.py(102): _passed")
     asks = [frames[0], own, (2, 98, "<built-in function thread_time_ns>")]
     assert names([(3, 90)], asks) == [(3, 90, f"{own[2]} in train.py(9): keep")]
+    clock = (2, 98, "<built-in function monotonic_ns>")
+    assert names([(3, 90)], [*frames[:2], clock]) == [(3, 90, f"{frames[1][2]} in train.py(9): keep")]
+    assert names([(3, 90)], [frames[0], clock]) == [(3, 90, "monotonic_ns in train.py(9): keep")]
+    thread = (2, 98, "threading.py(1168): ident")
+    assert names([(3, 90)], [*frames[:2], thread]) == [(3, 90, f"{frames[1][2]} in train.py(9): keep")]
+    mine = (2, 99, "train.py(3): wait")  # which the wrapper called for the job
+    assert names([(4, 90)], [*frames[:2], mine, (3, 98, clock[2])]) == [
+        (4, 90, "monotonic_ns in train.py(3): wait")
+    ]
     calls = [frames[0], own, frames[2], (3, 97, "<built-in method write of _io.BufferedWriter object>")]
     assert names([(4, 90)], calls) == [(4, 90, "_io.BufferedWriter.write in train.py(9): keep")]
 

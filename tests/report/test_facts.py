@@ -61,6 +61,20 @@ def test_rates_and_utilisation_are_those_worked_out_by_hand(tmp_path: Path) -> N
     assert mfu.shown == "4.1 % of 312 TFLOP/s (bf16, dense)" and mfu.label == "MFU"
 
 
+def test_tokens_of_a_generation_are_told_with_its_prompts(tmp_path: Path) -> None:
+    """Of a prompt of 4 x 512 and 4 tokens after it, a step has 4 x 513; it makes 4 x 2."""
+    tables = job()
+    told = [row for row in tables["operators"] if row["name"] == "aten::embedding"]
+    shapes = json.dumps([[32000, 64], [4, 1], [], []])
+    tables["operators"] += [
+        {**row, "start": row["start"] + 6, "end": row["end"] + 6, "shapes": shapes} for row in told
+    ]
+    found = facts(lostflops.why(made(tmp_path, tables)))["tokens_per_second_of_a_rank"]
+    assert found.value == pytest.approx(4 * 513 * 50) and found.shown.endswith(
+        "/s per rank, prompts included"
+    )
+
+
 def test_recomputed_work_is_no_model_work(tmp_path: Path) -> None:
     tables = job()
     again = {"start": 50, "end": 60, "name": "aten::mm", "shapes": json.dumps([[2048, 5000], [5000, 12500]])}

@@ -18,6 +18,7 @@ from lostflops.finding import Finding, milliseconds
 
 from .between_ranks.exposed import with_busy_links
 from .between_steps.collected import collects_elsewhere
+from .between_steps.recurring import joins_pauses
 from .between_steps.slower_steps import join_paces
 from .copies import join_copies
 from .declared import (
@@ -103,6 +104,7 @@ def findings(given: Given) -> tuple[Finding, ...]:
     held_up_by_staging(page)
     join_waiting(page)
     join_paces(page)
+    joins_pauses(page)
     collects_elsewhere(page)
     loss_takes_long(page)
     casts_weights(page)

@@ -45,10 +45,7 @@ UNEXPLAINED = "idle-unexplained"
 WAITING = ("idle.data_loading", "idle.host_synchronisation", "communication.")
 BLOCKED_BY = "a lock (Python's own, which another thread may hold), a file, another process, or a sleep"
 FIND_OUT = "Find out what the training thread waits for"
-MAY_BE_BLOCKED = (
-    "Linux counts {} per step in which the training thread is blocked: it may wait here instead of running, "
-    "or in operators for their own threads."
-)
+MAY_BE_BLOCKED = "{}: it may wait here instead of running, or in operators for their own threads."
 # Findings that say by themselves what they are made of.
 TOLD = (ONE_BY_ONE.name, EVALUATES.name, MADE_ON_CPU.name, COMPUTED_ON_CPU.name, PROFILER.name)
 UNTOLD_FROM = 0.5  # of what waiting costs, from which on it is said that no row tells what was done
@@ -351,19 +348,22 @@ def _blocked(page: PageFindings) -> None:
         return
     known = sum(ns for account, ns in given.accounts.items() if account.startswith(WAITING))
     known += sum(ns for name, ns in names_of(page, OTHER_HOST) if stands_still(name))
-    blocked = int(counted["blocked"].sum()) // counted.height - known
+    total = int(counted["blocked"].sum()) // counted.height
+    blocked = total - known
     waits = given.table("step_log_core_waits")
     crowded = 0 if waits is None else waits.filter("counted").select(pl.col("core_wait").mean()).item() or 0
     found = filter(None, (page.of(BY_NAME), page.of(UNEXPLAINED)))
+    elsewhere = 0  # in a larger finding
     for finding in sorted(found, key=lambda f: -f.size):
         # A GPU may work while the thread is blocked: all the time that is not this finding's. On a CPU whose
         # cores are crowded, an operator waits for its own threads as well.
-        hidden = crowded if given.on_host else given.mean_step - finding.size
+        hidden = elsewhere + (crowded if given.on_host else given.mean_step - finding.size)
         if 2 * (blocked - hidden) < finding.size:
             if given.on_host and 2 * blocked >= finding.size and not finding.doubt:
                 # What blocks it may hold up operators as well.
-                doubt = MAY_BE_BLOCKED.format(milliseconds(blocked))
+                doubt = MAY_BE_BLOCKED.format(_is_blocked(total, blocked))
                 page.replace(finding, replace(finding.without_bound(), doubt=doubt))
+                elsewhere += finding.size
             continue
         stacks = f" {advice[0]}" if (advice := RECORD_STACKS.search(finding.next)) else ""
         page.replace(
@@ -371,14 +371,17 @@ def _blocked(page: PageFindings) -> None:
             replace(
                 finding,
                 claim=RUNS.sub(r"is in \1", finding.claim),
-                evidence=(
-                    *finding.evidence,
-                    f"Linux counts {milliseconds(blocked)} per step in which the training thread is blocked",
-                ),
+                evidence=(*finding.evidence, _is_blocked(total, blocked)),
                 next=f"{FIND_OUT}: {BLOCKED_BY}.{stacks}",
             ),
         )
         blocked -= finding.size
+
+
+def _is_blocked(total: int, here: int) -> str:
+    """How long the thread is blocked; waits that other findings tell may be some of it."""
+    beyond = f", {milliseconds(here)} of it beyond waits that are told" if here < total else ""
+    return f"Linux counts {milliseconds(total)} per step in which the training thread is blocked{beyond}"
 
 
 def _without_core(page: PageFindings) -> None:

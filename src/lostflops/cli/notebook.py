@@ -6,6 +6,7 @@ import ast
 import atexit
 import importlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,12 +26,15 @@ from lostflops.errors import BadOption, CannotWrite, LostflopsError, NothingReco
 
 if TYPE_CHECKING:
     from lostflops.capture.record.cell import RecordedCell
+    from lostflops.finding import Finding
     from lostflops.store.trace import Trace
 
 CELL = "cell"  # as a PATH: the cell that was recorded last
 LOWEST, HIGHEST = 100, 10_000  # pixels
 COLUMNS = "100"
 FEWEST = 3  # steps that make a mean
+# What advises to record other kinds of rows; in a notebook nothing of it is a command.
+RECORD_WHAT = re.compile(r"`lostflops record (--what \S+) -- COMMAND`")
 
 
 class HelpShown(Exception):
@@ -84,6 +89,11 @@ def line_parser() -> ArgumentParser:
 def _add_shown(parser: ArgumentParser) -> None:
     traces.add_steps(parser)
     parser.add_argument("--height", metavar="PIXELS", type=int, help="height of the page that is shown")
+
+
+def for_a_cell(finding: Finding) -> Finding:
+    """The finding with the advice to record more of a job as what to write above the cell."""
+    return replace(finding, next=RECORD_WHAT.sub(r"`%%lostflops \1`", finding.next))
 
 
 class Magics:
@@ -218,6 +228,8 @@ class Magics:
         from lostflops.session import Session
 
         made = page(trace, Session(trace))
+        if paths == [CELL]:
+            made = replace(made, findings=tuple(map(for_a_cell, made.findings)))
         typed = traces.again(paths, given, trace.steps)
         self._shell.display_pub.publish(notebook.bundle(made, typed, given.height or notebook.HEIGHT))
 

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from lostflops.optimize.refused import Refused
 
@@ -30,6 +31,15 @@ def repeated_layers(model: torch.nn.Module) -> list[list[torch.nn.Module]]:
             stacks.append(max(several, key=lambda group: sum(map(_parameter_count, group))))
             inside.update(id(part) for layer in stacks[-1] for part in layer.modules())
     return stacks
+
+
+def refuse_lazy(model: torch.nn.Module, where: str = "") -> None:
+    """Refuses parameters that have no memory yet; `where` is how the name of each begins."""
+    if lazy := next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None):
+        raise Refused(
+            f"'{where}{lazy}' has no shape yet: a lazy module gets it in its first forward",
+            "run the model once before",
+        )
 
 
 def is_output_head(model: torch.nn.Module, name: str, linear: torch.nn.Module) -> bool:

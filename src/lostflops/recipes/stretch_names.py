@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -62,6 +62,11 @@ _PLUMBING = re.compile(
     r"(?:backward|called|counting|named|outer|outermost|__call__)$"
 )
 _BUILT, _RECORDER = "<built-in ", "lostflops_recorder/"  # what such frames begin with
+# What wrappers of the recorder ask for themselves: the time, and which thread this is.
+_ASKS = re.compile(
+    r"^<built-in function (?:monotonic_ns|thread_time_ns|get_ident)>$"
+    r"|^threading\.py\(\d+\): (?:ident|main_thread)$"
+)
 _FRAME = re.compile(r"^(.+?)\(\d+\): ")
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -215,6 +220,8 @@ def _rows(
         words, named = by_name(table["name"])
         codes = [-1 if says_nothing(word) else texts.setdefault(word, len(texts)) for word in words]
         text = np.array(codes, np.int64)[named]
+        for at, word in _asked_by_recorder(table, words, named):
+            text[at] = texts.setdefault(word, len(texts))
         rank, thread, start, end = (table[c].to_numpy() for c in (*LANE, "start", "end"))
         of_lanes, asked_for = intervals.one_axis((of_rank, of_thread), (rank, thread))
         by_lane = np.argsort(of_lanes)
@@ -234,6 +241,24 @@ def _rows(
         kept.append([start, end, lane, text, tells])
     empty: Sequence[npt.NDArray[Any]] = (*[np.zeros(0, np.int64)] * 4, np.zeros(0, np.bool_))
     return _Rows(*(np.concatenate(some) for some in zip(empty, *kept, strict=True))), list(texts)
+
+
+def _asked_by_recorder(table: pl.DataFrame, words: Sequence[str], named: Int) -> Iterator[tuple[Int, str]]:
+    """Rows of what a wrapper of the recorder asks for, which is no row itself, and what to call them: the
+    wrapper, where none of the job's functions lies between."""
+    wrappers = [n for n, word in enumerate(words) if word.startswith(_RECORDER) and says_nothing(word)]
+    asks = [n for n, word in enumerate(words) if _ASKS.search(word)]
+    at = np.flatnonzero(np.isin(named, asks)) if wrappers else np.zeros(0, np.int64)
+    if not len(at):
+        return
+    users = [n for n, word in enumerate(words) if is_users(word)]
+    around = table.select(*LANE, "start", "end", word=pl.Series(named))[
+        np.flatnonzero(np.isin(named, [*wrappers, *users]))
+    ]
+    held = intervals.innermost(table.select(*LANE, "start")[at], around, LANE, "word")
+    within = held.fill_null(-1).to_numpy()
+    for wrapper in wrappers:
+        yield at[within == wrapper], words[wrapper]
 
 
 def _with_calls_as_one(asked: pl.DataFrame, rows: _Rows, users: Bool) -> _Rows:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import lostflops
@@ -311,6 +312,30 @@ for _ in range(8):
     assert names.count("torch.save") == names.count("gc.collect") == 3
     accounts = lostflops.ask(recorded.run, "idle_summary")["account"].to_list()
     assert {"idle.checkpoint_logging", "idle.garbage_collection"} <= set(accounts)
+
+
+def test_collections_of_young_objects_are_ranges_where_they_take_long(tmp_path: Path) -> None:
+    """A job that makes many cycles collects only young objects, hundreds of times, and loses time to it."""
+    script = """
+import gc
+gc.set_threshold(20_000, 1_000, 1_000)
+class Node: pass
+def cycles(number):
+    for _ in range(number):
+        node = Node()
+        node.itself = node
+for _ in range(8):
+    train(1)
+    cycles(30_000)
+"""
+    recorded = record_script(tmp_path, script)
+    (told,) = lostflops.ask(recorded.run, "step_log_summary").select("recorded_garbage_share").rows()
+    ledger = lostflops.ask(recorded.run, "step_ledger")
+    shares = ledger.select(
+        garbage=pl.col("ns").filter(pl.col("account") == "idle.garbage_collection").sum() / pl.col("ns").sum()
+    )
+    assert told[0] > 0.1
+    assert shares.item() == pytest.approx(told[0], rel=0.2)
 
 
 def test_the_framework_that_drives_a_job_is_recorded_for_its_advice(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lostflops import optimize
+from lostflops.optimize.device.devices import ThreadedDevice
 from lostflops.optimize.refused import Refused
 
 torch.set_num_threads(1)
@@ -553,6 +554,10 @@ def test_a_lazy_layer_is_refused_before_its_first_forward() -> None:
     model: Any = nn.Sequential(*[nn.Sequential(nn.LazyLinear(SIDE), nn.Tanh()) for _ in range(2)])
     with pytest.raises(Refused, match=r"'0\.0\.weight' has no shape yet"):
         optimize.checkpoint(model, layers=list(model), keep=())
+    with pytest.raises(Refused, match=r"'0\.0\.weight' has no shape yet"):
+        optimize.stream_weights(model, device=ThreadedDevice(), layers=list(model))
+    with pytest.raises(Refused, match=r"'0\.0\.weight' has no shape yet"):
+        optimize.offload(model, plan="everything", device=ThreadedDevice()).apply()
     model(torch.ones(2, SIDE))
     optimize.checkpoint(model, layers=list(model), keep=()).undo()
 

@@ -69,7 +69,9 @@ CHECKPOINT_LOGGING = Account(
             ),
             "Python's logging, progress bars and experiment trackers, without the threads that they keep",
             "logging/__init__.py(1529): info",
-            also=r"(?!.*: run$)(?:(?:^|/)(?:logging/__init__\.py\(|tqdm/(?:std|asyncio|utils)\.py"
+            # A logger is asked for its level where nothing is logged, too, as by each backward pass.
+            also=r"(?!.*: (?:run|getEffectiveLevel|isEnabledFor)$)"
+            r"(?:(?:^|/)(?:logging/__init__\.py\(|tqdm/(?:std|asyncio|utils)\.py"
             r"|(?:rich|wandb|tensorboardX?|mlflow|comet_ml|neptune|clearml)/)|torch/utils/tensorboard/)",
         ),
         CausePattern(

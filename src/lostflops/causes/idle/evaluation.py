@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from lostflops.causes.between_steps.recurring import comes_back
 from lostflops.causes.declared import EVALUATES
 from lostflops.causes.names import spoken, without_place
 from lostflops.causes.page_findings import PageFindings
@@ -14,7 +15,7 @@ from .optimizer import leave_rest
 
 FROM = 0.05  # of a step
 # Of the steps, and of a rank's: one evaluation in a few recorded steps may be rare in the job, and one that
-# two steps after each other share is one.
+# two steps after each other share is one. One that the step log knows to come back is not rare.
 OFTEN, LEAST = 0.5, 2
 WHO = {TRAINER: "The Trainer evaluates", LIGHTNING: "Lightning validates"}
 RARELY = {
@@ -45,6 +46,8 @@ def evaluates_often(page: PageFindings) -> None:
     apart = pl.col("step").max() - pl.col("step").min() > 1
     some = host.group_by("rank").agg(pl.len(), again=apart).filter(pl.col("len") >= LEAST)
     often = some.height > 0 and (times >= OFTEN * steps or some["again"].any())
+    pauses = given.table("step_log_pauses")
+    often = often or (pauses is not None and comes_back(pauses, host.select("rank", "step")))
     if not often or not page.reaches(computes + idles, FROM):
         return
     each = "each step" if times == steps else f"{times} of {steps} steps"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from lostflops.causes.between_steps.recurring import comes_back
 from lostflops.causes.declared import BESIDE_TRAINING, EVALUATES, OUTSIDE_PASSES
 from lostflops.causes.idle.named import BY_NAME
 from lostflops.causes.names import listed, spoken, without_place
@@ -22,7 +23,8 @@ from lostflops.recipes.needless.outside_passes import (
 )
 
 FROM = 0.1  # of a step
-# Steps that have at least half of the mean: half of all, or several. One in a few recorded ones may be rare.
+# Steps that have at least half of the mean: half of all, or several. One in a few recorded ones may be rare,
+# unless the step log knows that it comes back.
 OFTEN, SEVERAL = 0.5, 2
 MOSTLY, HARDLY, MOST, NAMED_FROM = 0.5, 0.1, 3, 0.1
 STACKS = (
@@ -52,8 +54,9 @@ def computes_outside(page: PageFindings) -> None:
     if not given.on_host or not page.reaches(cost, FROM) or (told and told.size >= MOSTLY * cost):
         return
     each = rows.filter(kind=STEP)
-    in_steps = each.filter(2 * pl.col("ns") >= cost).height
-    if in_steps < min(SEVERAL, OFTEN * steps):
+    holding = each.filter(2 * pl.col("ns") >= cost)
+    in_steps = holding.height
+    if in_steps < min(SEVERAL, OFTEN * steps) and not _comes_back(page, holding):
         return
     by = {kind: _largest(rows, kind, steps) for kind in (OPERATOR, MODEL, FUNCTION, GRAPH)}
     models, functions = ([p for p in by[kind] if p[1] >= MOSTLY * cost] for kind in (MODEL, FUNCTION))
@@ -106,6 +109,13 @@ def computes_outside(page: PageFindings) -> None:
             remedies=(),
             recipe="operator_summary",
         )
+    )
+
+
+def _comes_back(page: PageFindings, holding: pl.DataFrame) -> bool:
+    pauses = page.given.table("step_log_pauses")
+    return pauses is not None and comes_back(
+        pauses, holding.select("rank", step=pl.col("name").cast(pl.Int64))
     )
 
 

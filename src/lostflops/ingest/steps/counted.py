@@ -9,6 +9,8 @@ six is, never at equal distances that reach over the whole recording (a checkpoi
 that stalls every fourth), and at least three others remain. Where few steps are known, a period cannot be
 seen: then a step that does more than the others (the update after some micro-batches) is not one either,
 unless the job's step log shows that steps as long are rare (an evaluation that falls into the recording).
+Nor is one that is as long as many steps of the log: then the others are unlike the job's (batches that a
+loader's workers had ready when the recording began).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ MORE_WORK = 1.1  # times the median amount
 UNBROKEN, AFTER_FIRST = 8, 4
 # A log of so many steps tells what is rare: all that is as long takes less than this share of its time.
 ENOUGH_LOGGED, RARE = 30, 0.05
+OFTEN, SOME_LOGGED = 1 / 3, 9  # of the logged steps, of which there are at least so many
 WARM_UP = 3  # first steps of a log, in which a job still builds its caches
 
 
@@ -134,7 +137,7 @@ def _judged(steps: pl.DataFrame, usual: Int) -> pl.DataFrame:
         nothing = np.zeros_like(nothing)
     kept = by_step.filter(pl.Series(~nothing))
     length = kept["length"].to_numpy()
-    out = outliers(length, kept["more"].to_numpy()) | rare(length, usual)
+    out = (outliers(length, kept["more"].to_numpy()) | rare(length, usual)) & ~often(length, usual)
     numbers = pl.concat(
         [
             by_step.filter(pl.Series(nothing)).select("step", why=pl.lit("nothing in it")),
@@ -182,6 +185,14 @@ def rare(length: Int, logged: Int) -> Flags:
     if float((alike - usual_logged).sum()) >= RARE * float(logged.sum()):
         return none
     return long
+
+
+def often(length: Int, logged: Int) -> Flags:
+    """Which of some steps are no longer than many of those that were not recorded, and so not made longer."""
+    if len(logged) < SOME_LOGGED:
+        return np.zeros(len(length), dtype=bool)
+    as_long = len(logged) - np.searchsorted(np.sort(logged), length)
+    return as_long >= OFTEN * len(logged)
 
 
 def _logged(step_log: pl.DataFrame | None) -> Int:

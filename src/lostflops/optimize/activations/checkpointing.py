@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch.autograd import forward_ad
-from torch.nn.parameter import is_lazy
 from torch.utils import checkpoint as torch_checkpointing
 from torch.utils._pytree import tree_leaves
 
@@ -56,7 +55,7 @@ from lostflops.optimize.activations.unwritten_saves import unwritten_saves
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import peak
 from lostflops.optimize.forwards import Forwards
-from lostflops.optimize.model_parts import ends_like, named, repeated_layers
+from lostflops.optimize.model_parts import ends_like, named, refuse_lazy, repeated_layers
 from lostflops.optimize.own_operators import blind_to_own
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import AppliedRemedy, TextReport
@@ -528,11 +527,7 @@ def _refuse_compiled(where: str, module: torch.nn.Module) -> None:
 
 
 def _refuse_layer(where: str, layer: torch.nn.Module, chosen: set[int]) -> None:
-    if lazy := next((n for n, p in layer.named_parameters() if is_lazy(p)), None):
-        raise Refused(
-            f"'{where}.{lazy}' has no shape yet: a lazy module gets it in its first forward",
-            "run the model once before",
-        )
+    refuse_lazy(layer, f"{where}.")
     for name, module in named(layer):
         _refuse_compiled(f"'{where}.{name}'" if name else f"'{where}'", module)
         if name and id(module) in chosen:

@@ -219,8 +219,9 @@ class DialogueCache(AppliedRemedy):
         """`model.generate(input_ids, **kwargs)` with what is held resumed before and suspended after.
 
         input_ids [1, n]: the whole dialogue so far, its history included. Returns what `generate` returns.
-        Refuses what generates several sequences, or from more than tokens. An answer that grows beyond the
-        budget is stored as far as it fits, and the report counts the rest.
+        All tokens are attended to, one that equals the padding's too, which `generate` hides where it is
+        given no attention_mask. Refuses what generates several sequences, or from more than tokens. An answer
+        that grows beyond the budget is stored as far as it fits, and the report counts the rest.
         """
         self.apply()
         _refuse_unlike_dialogue(model, input_ids, kwargs)

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from lostflops.optimize.amounts import written
 from lostflops.optimize.device import host_share
 from lostflops.optimize.device.devices import Device
+from lostflops.optimize.model_parts import refuse_lazy
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.weights.layers import Layer
 
@@ -26,6 +27,7 @@ def check_model(model: torch.nn.Module, device: Device, frozen_only: bool) -> No
             f"{device.torch_device} shares the host's memory: moving weights frees none",
             "run the model as it is",
         )
+    refuse_lazy(model)
     if any(module in STREAMED for module in model.modules()):
         raise Refused("the model is streamed already", "close the other streaming first")
     for module in model.modules():

@@ -32,7 +32,7 @@ def outside_passes(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
 
     Where `lostflops record` did not mark the passes of a model, a row of the kind 'unmarked' says so: then a
     pass begins with the first operator of its step through which a gradient flows, and what comes before that
-    may be layers that are frozen. Nothing where there is no backward pass.
+    may be layers that are frozen. Nothing where there is no backward pass, as where a model generates.
     """
     tables = (trace.table(name) for name in ("ranks", "steps", "ranges", "operators", "kernels"))
     ranks, steps, ranges, operators, kernels = tables
@@ -45,7 +45,9 @@ def outside_passes(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
     models = marks.filter(pl.col("name").str.starts_with(FORWARD)).sort("end")
     rows = operators.join(main, on=LANE, how="semi")
     makers = _make_nodes(rows)
-    if models.is_empty() and makers.is_empty():
+    phase = pl.col("phase").cast(pl.String)
+    passes = rows.filter(phase.is_in(PASS)).select(*TIMES, phase, back=phase == "backward").collect()
+    if makers.is_empty() and (models.is_empty() or not passes["back"].any()):
         return OUTSIDE.to_frame()
     windows = host_steps(steps, counted.lazy()).select("rank", "step", start="opened", end="closed")
     windows = windows.join(main.select("rank"), on="rank", how="semi")
@@ -53,8 +55,6 @@ def outside_passes(trace: Trace, counted: pl.DataFrame) -> pl.DataFrame:
         makers.select(*LANE, "start", made="start").sort("start"),
         left_on="end", right_on="start", by=LANE, check_sortedness=False,
     ).with_columns(trains=(pl.col("made") >= pl.col("start")).fill_null(False))  # fmt: skip
-    phase = pl.col("phase").cast(pl.String)
-    passes = rows.filter(phase.is_in(PASS)).select(*TIMES, phase, back=phase == "backward").collect()
     training = pl.concat(
         [
             trained.filter("trains").select(TIMES),

@@ -177,8 +177,9 @@ def _tell_slow_first(rows: pl.DataFrame) -> Finding:
         f"The first recorded step of rank {worst['rank']} takes {milliseconds(worst['ns'])}, the median of "
         f"the {worst['of'] - 1} whole ones after it {milliseconds(worst['beside_ns'])}.",
         (f"so on {_ranks(rows)}: it takes more than {SLOWER:g} times as long as the slowest of the others",),
-        "If it is in the mean, see the page without it (`--steps`); let a few steps pass before recording: "
-        "`lostflops record --steps 10-14 -- COMMAND`, or `schedule(wait=5, warmup=1, active=5)`.",
+        "If it is in the mean, see the page without it (`--steps`). If it is one of the first, let a few "
+        "pass before recording: `lostflops record --steps 10-14 -- COMMAND`, or `schedule(wait=5, warmup=1, "
+        "active=5)`. If not, record more steps to see whether such a step comes back.",
     )
 
 

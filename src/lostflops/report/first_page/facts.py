@@ -143,7 +143,7 @@ def _inputs(trace: Trace, counted: pl.DataFrame, steps_per_second: float) -> Ite
             found.what,
             rate,
             f"{found.what}/s",
-            f"{three_figures(rate)} {found.what}/s per rank",
+            f"{three_figures(rate)} {found.what}/s per rank{', prompts included' if found.generates else ''}",
             f"{found.per_step:,} {found.what} per step: {found.operator} of {found.shapes}",
             is_throughput=True,
         )
@@ -157,6 +157,7 @@ class Inputs:
     per_step: int
     operator: str
     shapes: str
+    generates: bool = False  # token by token, after a prompt
 
 
 def inputs(trace: Trace, counted: pl.DataFrame) -> Inputs | None:
@@ -184,12 +185,13 @@ def inputs(trace: Trace, counted: pl.DataFrame) -> Inputs | None:
     ):
         each = _per_step(within.filter(pl.col("name") == kind), size, windows if sure else None)
         if each is not None:
-            return Inputs(what, each[0], kind, each[1])
+            return Inputs(what, each[0], kind, *each[1:])
     return None
 
 
-def _per_step(calls: pl.DataFrame, size: Any, windows: pl.DataFrame | None) -> tuple[int, str] | None:
-    """How many inputs a step of a rank takes, and in what shapes: the mean of these steps.
+def _per_step(calls: pl.DataFrame, size: Any, windows: pl.DataFrame | None) -> tuple[int, str, bool] | None:
+    """How many inputs a step of a rank takes, in what shapes, and whether single ones follow on several, and
+    nothing is learned: the mean of these steps.
 
     Without steps, the host is not known to keep to them, and may be ahead; then most have to take the same.
 
@@ -218,8 +220,11 @@ def _per_step(calls: pl.DataFrame, size: Any, windows: pl.DataFrame | None) -> t
         per_step = each.median()
         if not isinstance(per_step, float) or (each == per_step).mean() < 0.5:  # pyright: ignore[reportOperatorIssue]
             return None
-    shapes = {" × ".join(f"{extent:,}" for extent in known[text][2]) for text in calls["shapes"].unique()}
-    return round(per_step), shapes.pop() if len(shapes) == 1 else f"{len(shapes)} shapes"
+    extents = [known[text][2] for text in calls["shapes"].unique()]
+    shapes = {" × ".join(f"{extent:,}" for extent in each) for each in extents}
+    lengths = {each[-1] for each in extents}
+    generates = learned.is_empty() and 1 in lengths and len(lengths) > 1
+    return round(per_step), shapes.pop() if len(shapes) == 1 else f"{len(shapes)} shapes", generates
 
 
 def _shapes(text: str) -> list[Any]:

@@ -131,8 +131,9 @@ def _ranks(ranks: Sequence[int], lower: bool = True) -> str:
     return f"{word} {', '.join(named)}{more}"
 
 
-def steps(answers: Mapping[str, Answer]) -> Iterator[str]:
-    """How the job's steps went, and how those that were recorded in full compare."""
+def steps(answers: Mapping[str, Answer], log_alone: bool = False) -> Iterator[str]:
+    """How the job's steps went, and how those that were recorded in full compare; none were where the log is
+    all that is there."""
     if "step_log_summary" not in answers:
         return
     log = answers["step_log_summary"].table
@@ -149,7 +150,8 @@ def steps(answers: Mapping[str, Answer]) -> Iterator[str]:
         f"The step log has {log['steps'].max():,} steps; the median outside warm-up and recording is "
         f"{milliseconds(usual)} ({rank})"
     )
-    text += _compared(told.filter(pl.col("recorded_median").is_not_null()), usual)
+    if not log_alone:
+        text += _compared(told.filter(pl.col("recorded_median").is_not_null()), usual)
     yield f"{text}."
     parts = [
         f"{percent(worst, 1)} {words}"
@@ -256,5 +258,6 @@ def job_notes(trace: Trace, answers: Mapping[str, Answer], run: Run) -> tuple[st
     ends = trace.table("rank_ends")
     told = () if ends is None else ending(ends.sort("rank").collect())
     lost = [fact for fact in trace.manifest.quality if fact.name == WINDOW_LOST]
-    advice = how_to_record(answers, lost) if run.formats <= {"step log", "monitor"} else ()
-    return (*told, *steps(answers), *slowest(answers), *advice)
+    log_alone = run.formats <= {"step log", "monitor"}
+    advice = how_to_record(answers, lost) if log_alone else ()
+    return (*told, *steps(answers, log_alone), *slowest(answers), *advice)

@@ -52,6 +52,7 @@ from lostflops.optimize.amounts import written
 from lostflops.optimize.device.devices import Device, device_named, device_of
 from lostflops.optimize.device.disk import Slab
 from lostflops.optimize.device.disk_blocks import DiskBlocks
+from lostflops.optimize.model_parts import refuse_lazy
 from lostflops.optimize.own_hooks import OwnHook
 from lostflops.optimize.refused import Refused
 from lostflops.optimize.remedy import AppliedRemedy
@@ -190,6 +191,7 @@ class Engine(AppliedRemedy):
                 f"other saved-tensor hooks are active ({name}): the engine's would switch them off",
                 "leave them out, or enter them inside of the engine where they shall win",
             )
+        refuse_lazy(self.model)
         for name, parameter in self.model.named_parameters():
             if parameter.device != self.device.torch_device and id(parameter) not in claims.travelling:
                 raise Refused(

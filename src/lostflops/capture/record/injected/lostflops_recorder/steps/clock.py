@@ -28,6 +28,7 @@ from .core_wait import CoreWait
 from .told import ToldNumbers
 
 now = time.monotonic_ns
+LONG_COLLECTION = 50_000  # ns, from which on a mark costs little of what it marks
 
 
 class Clock:
@@ -49,6 +50,7 @@ class Clock:
         self._tells_loss = False
         self._collection_began = 0
         self._collection: Any = None  # its range
+        self._young = (0, 0)  # how long the last two collections of the youngest objects took
         self._in_backward = False
         self._leader: int | None = None
         self._followers: set[int] = set()
@@ -208,14 +210,18 @@ class Clock:
     def _collected(self, phase: str, info: dict[str, Any]) -> None:
         if phase == "start":
             self._collection_began = now()
-            # Of the youngest objects there are hundreds, each over in microseconds.
-            if self.window is not None and self.window.ranges.attached and info["generation"]:
+            # Of the youngest objects there are hundreds, most over in microseconds; one may be held up.
+            marked = info["generation"] or min(self._young) >= LONG_COLLECTION
+            if marked and self.window is not None and self.window.ranges.attached:
                 self._collection = self.window.ranges.begin("gc.collect")
         elif self._collection_began:
             if self._collection is not None and self.window is not None:
                 self.window.ranges.end(self._collection)
                 self._collection = None
-            self.collecting += now() - self._collection_began
+            took = now() - self._collection_began
+            self.collecting += took
+            if not info["generation"]:
+                self._young = (self._young[1], took)
             self._collection_began = 0
 
     def _ended(self) -> None:
