@@ -34,7 +34,7 @@ _OF_AMD = {
 _PLACE = re.compile(r" \([^()]*:\d+\)")
 _LOGGING = re.compile(
     r"(?:^|[/`. ])(?:logging|tqdm|rich|wandb|tensorboardX?|mlflow|comet_ml|neptune|clearml)\b"
-    r"|\bprint\b|TextIOWrapper"
+    r"|\bprint\b|TextIOWrapper|(?:^|[ _`-])(?i:log(?:ging|s)?)(?:[ _`.:/-]|$)"
 )
 SAVED, LOGGED, EITHER = "checkpoints", "logging", "checkpoints or logging"
 
