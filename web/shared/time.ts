@@ -26,6 +26,11 @@ export function exact(ns: number): string {
   return `${fixed(Math.round(ns), 0)} ns`;
 }
 
+// For a reader, and for who compares digits: 54.58 ms (54,583,857 ns).
+export function both(ns: number): string {
+  return Math.abs(ns) < 1e3 ? exact(ns) : `${time(ns)} (${exact(ns)})`;
+}
+
 // Marks of a ruler over [from, to) at most `apart` ns from each other, with as many digits as tell them apart.
 export function ruler(from: number, to: number, count: number): { at: number; text: string }[] {
   const raw = (to - from) / Math.max(1, count);
