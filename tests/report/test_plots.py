@@ -12,10 +12,12 @@ import pytest
 
 from lostflops.recipe import Recipe
 from lostflops.recipes.communication.wait_matrix import wait_matrix
+from lostflops.recipes.idle.gaps import gpu_gaps
 from lostflops.recipes.idle.summary import idle_summary
 from lostflops.recipes.operators.summary import operator_summary
 from lostflops.recipes.pipeline.bubble import pipeline_bubble
 from lostflops.recipes.pipeline.schedules import pipeline_schedules
+from lostflops.recipes.steps.ledger import step_ledger
 from lostflops.report.first_page.answer import Shown
 from lostflops.report.html_file import answers, file, section
 from lostflops.report.in_notebook.chart import chart
@@ -91,6 +93,24 @@ def test_schedules_are_not_added_up_nor_drawn_where_none_is_predicted(browser: A
     assert drawn(browser, tmp_path, none).locator("figure").count() == 0
     made = chart(answer(pipeline_schedules, rows))
     assert made is not None and len(made["data"]["values"]) == 2
+
+
+def test_bars_of_a_notebook_say_what_they_are() -> None:
+    """A ledger's were '0 (row 2)', gaps' the nanosecond in which they begin."""
+    accounts = ("compute", "copy")
+    rows = [
+        {"rank": rank, "step": 3, "start": 0, "end": 9 * MS, "account": account, "ns": MS}
+        for rank in (0, 1)
+        for account in accounts
+    ]
+    made = chart(answer(step_ledger, rows))
+    assert made is not None and [row["rank"] for row in made["data"]["values"]] == [
+        f"rank {rank}, {account}" for rank in (0, 1) for account in accounts
+    ]
+    gaps = [{"rank": rank, "start": 7_240_000, "ns": MS} for rank in (0, 1)]
+    made = chart(answer(gpu_gaps, gaps))
+    assert made is not None
+    assert [row["start"] for row in made["data"]["values"]] == ["rank 0, 7.24 ms", "rank 1, 7.24 ms"]
 
 
 def test_ranks_of_a_map_stand_in_order(browser: Any, tmp_path: Path) -> None:

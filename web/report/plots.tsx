@@ -145,11 +145,14 @@ function barNames(table: Table, x: Column, rows: number[], isNumbered: boolean):
     const found = value(x, row);
     const name = found === null || found === "" ? nameless(table, row) : isNumbered ? `${label(x)} ${shown(x, found)}` : brief(withUnit(x, found));
     const of = several ? value(rank, row) : null;
-    return of === null ? name : `rank ${of}, ${name}`;
+    return of === null || name === `rank ${of}` ? name : `rank ${of}, ${name}`;
   });
-  for (const column of table.columns) {
-    if (new Set(names).size === names.length || column.kind === "time") break;
-    if (column === x || column === rank || !["id", "integer", "text"].includes(column.kind)) continue;
+  // Before times an integer says which row it is, behind them how much is in it.
+  const times = table.columns.findIndex((column) => column.kind === "time");
+  for (const [at, column] of table.columns.entries()) {
+    if (new Set(names).size === names.length) break;
+    const tells = column.kind === "id" || column.kind === "text" || (column.kind === "integer" && (times < 0 || at < times));
+    if (column === x || column === rank || !tells) continue;
     if (new Set(rows.map((row) => value(column, row))).size < 2) continue;
     names = names.map((name, i) => {
       const found = value(column, rows[i]!);
