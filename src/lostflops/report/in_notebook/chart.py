@@ -92,20 +92,23 @@ def _bars(plot: Bars, table: pl.DataFrame, types: Mapping[str, Type]) -> tuple[i
     if len(plot.y) == 1:
         encoding[length] = _axis(first, plot.y[0])
     else:
-        spec["transform"] = [{"fold": list(plot.y), "as": [COLUMN, AMOUNT]}]
+        spec["transform"], encoding["color"], beside = _several(plot)
         encoding[length] = {**_axis(first, AMOUNT), "title": f"amount{_unit(first)}"}
         encoding[length]["stack"] = "zero" if plot.stacked else None
-        words = {"labelExpr": "replace(datum.label, /_/g, ' ')"}
-        encoding["color"] = {
-            "field": COLUMN, "type": "nominal", "sort": list(plot.y), "title": None, "legend": words,
-        }  # fmt: skip
-        if plot.stacked:  # in the order of the legend, from the axis on
-            order = {"calculate": f"indexof({json.dumps(list(plot.y))}, datum.{COLUMN})", "as": ORDER}
-            spec["transform"].append(order)
-            encoding["order"] = {"field": ORDER}
-        if not plot.stacked:
-            encoding["xOffset" if upright else "yOffset"] = {"field": COLUMN, "sort": None}
+        encoding["order" if plot.stacked else "xOffset" if upright else "yOffset"] = beside
     return table.height, of, {**spec, "encoding": encoding}
+
+
+def _several(plot: Bars) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """Several columns as one: how, how they are told apart, and how they lie beside or upon each other."""
+    names, words = list(plot.y), {"labelExpr": "replace(datum.label, /_/g, ' ')"}
+    color = {"field": COLUMN, "type": "nominal", "sort": names, "title": None, "legend": words}
+    folded: dict[str, Any] = {"fold": names, "as": [COLUMN, AMOUNT]}
+    if not plot.stacked:
+        return [folded], color, {"field": COLUMN, "sort": None}
+    # In the order of the legend, from the axis on.
+    placed = {"calculate": f"indexof({json.dumps(names)}, datum.{COLUMN})", "as": ORDER}
+    return [folded, placed], color, {"field": ORDER}
 
 
 def _heat(plot: HeatMap, table: pl.DataFrame, types: Mapping[str, Type]) -> tuple[int, int, dict[str, Any]]:
