@@ -49,6 +49,8 @@ def html(page: Page, paths: str = "", *, framed: bool = False) -> str:
     """
     tables = [Shown(answer) for answer in page.answers if answer.recipe.name != "step_ledger"]
     picture = heat(page.ledger, page.run.on_host)
+    if picture and len(picture.ranks) * len(picture.steps) == 1:
+        picture = None  # one cell is the ledger once more
     sections = [
         section("verdict", None, _verdict(page)),
         section("ledger", "Where the time goes", [*_ledger(page.budget, page.run), *_achieved(page)])
@@ -164,7 +166,7 @@ def _achieved(page: Page) -> Iterator[Markup]:
 def _with_name(line: FactLine) -> Markup:
     """The line with the name that it ends with as code."""
     told, _, name = line.text.partition("  ") if line.may_be_cut else (line.text, "", "")
-    told = unbroken(one_line(told, MOST_TEXT))
+    told = coded(one_line(told, MOST_TEXT))
     return join(told, " ", tag("code", one_line(name, MOST_NAME))) if name else told
 
 
