@@ -19,7 +19,7 @@ from lostflops.cli import main
 from lostflops.finding import Finding
 from lostflops.recipe import Bars, HeatMap, Points
 from lostflops.recipes import recipes
-from lostflops.report.in_notebook.chart import AMOUNT, COLUMN, MIME, MOST_BARS, MOST_CELLS, chart
+from lostflops.report.in_notebook.chart import AMOUNT, COLUMN, MIME, MOST_BARS, MOST_CELLS, ORDER, chart
 from lostflops.report.in_notebook.file import Code, Prose, executed
 from lostflops.report.in_notebook.shown import shown_finding
 from lostflops.session import Answer
@@ -202,8 +202,8 @@ def test_an_opened_run_answers_as_the_functions_do() -> None:
 
 def drawn_columns(spec: dict[str, Any]) -> set[str]:
     fields = {channel["field"] for channel in spec["encoding"].values() if "field" in channel}
-    folded = {name for one in spec.get("transform", ()) for name in one["fold"]}
-    return (fields - {COLUMN, AMOUNT}) | folded
+    folded = {name for one in spec.get("transform", ()) for name in one.get("fold", ())}
+    return (fields - {COLUMN, AMOUNT, ORDER}) | folded
 
 
 @pytest.mark.parametrize("name", [name for name, known in recipes().items() if known.plot is not None])

@@ -148,3 +148,45 @@ def test_copies_alone_have_no_kernels_to_hide_behind(tmp_path: Path) -> None:
     page = lostflops.why(sqlite(tmp_path / "job.sqlite", tables))
     assert page.findings[0].name == "copies-exposed" and page.findings[0].size == 9_900_000
     assert page.findings[0].next.startswith("No kernels are here to hide them")
+
+
+def test_files_read_by_short_calls_after_a_wait_are_no_part_of_the_wait(tmp_path: Path) -> None:
+    """A loader reads for 6 ms, 0.95 ms a call: the page told to take `.item()` out of the step."""
+    tables: dict[str, list[dict[str, object]]] = {
+        "NVTX_EVENTS": [], "CUPTI_ACTIVITY_KIND_KERNEL": [], "CUPTI_ACTIVITY_KIND_RUNTIME": [], "OSRT_API": []
+    }  # fmt: skip
+    for n, at in enumerate(range(MS, 161 * MS, 16 * MS)):
+        tables["NVTX_EVENTS"].append(push(at, at + 16 * MS, f"step {n}"))
+        tables["OSRT_API"] += [
+            call(at + part * MS, at + part * MS + 950 * US, nameId=30, eventClass=27) for part in range(6)
+        ]
+        tables["CUPTI_ACTIVITY_KIND_RUNTIME"] += [
+            call(at + 6 * MS, at + 6 * MS + 9 * US, correlationId=n + 1),
+            call(at + 6 * MS + 10 * US, at + 16 * MS, nameId=22, correlationId=100 + n),
+        ]
+        tables["CUPTI_ACTIVITY_KIND_KERNEL"].append(
+            kernel(at + 6 * MS + 9 * US, at + 16 * MS - 2 * US, correlationId=n + 1)
+        )
+    page = lostflops.why(
+        sqlite(tmp_path / "job.sqlite", {**tables, "StringIds": [{"id": 30, "value": "read"}]})
+    )
+    assert page.findings[0].claim == (
+        "The GPU idles 5.70 ms per step (35.6 %) while the CPU reads or writes files, pipes or sockets: "
+        "`read` (5.70 ms)."
+    )
+
+
+def test_copies_between_devices_have_no_memory_of_the_host(tmp_path: Path) -> None:
+    """The page said "peer to peer, host memory none"."""
+    starts = range(MS, 60 * MS, 10 * MS)
+    tables = {
+        "NVTX_EVENTS": [push(at, at + 10 * MS, f"step {n}") for n, at in enumerate(starts)],
+        "CUPTI_ACTIVITY_KIND_MEMCPY": [
+            copy(at + 20 * US, at + 8 * MS, correlationId=at, copyKind=10, srcKind=2) for at in starts
+        ],
+        "CUPTI_ACTIVITY_KIND_RUNTIME": [
+            call(at, at + 9 * US, nameId=21, correlationId=at) for at in starts
+        ],
+    }  # fmt: skip
+    (finding, *_) = lostflops.why(sqlite(tmp_path / "job.sqlite", tables)).findings
+    assert any(fact.startswith("peer to peer: 6 copies, 384 bytes") for fact in finding.evidence)

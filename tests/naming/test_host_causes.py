@@ -126,14 +126,15 @@ PROVING: dict[tuple[str, Row], str] = {
     ("data_loading", "range"): """
         MyDataLoader; Dataloader wait; data_loader; data-loading; data loading; batch-generator; get_batch
         next_batch; fetch_batch; load_batch; [DALI] pipeline; Data; DATA; next batch
-        Get Batch; input; Input""",
+        Get Batch; input; Input; next (train_iter); next(self.loader)""",
     ("checkpoint_logging", "frame"): """
         safetensors/torch.py(286): save_file; tqdm/std.py(1181): __iter__; rich/console.py(1): print
         torch/utils/tensorboard/writer.py(1): add_scalar; mlflow/tracking/fluent.py(1): log_metric
         comet_ml/experiment.py(1): log_metric; neptune/run.py(1): log; clearml/logger.py(1): report""",
     ("checkpoint_logging", "range"): """
         save_checkpoint; checkpoint_save; checkpoint save; checkpoint.save; torch.save; save_model; wandb.log
-        safetensors.save_file; tensorboard""",
+        safetensors.save_file; tensorboard; Logging; LOG; log metrics; train_log; Save state
+        Saving checkpoint; writing checkpoint; Write state_dict; dump weights 3; Dump ckpt""",
     ("garbage_collection", "range"): "garbage collection",
     (
         "compilation",
@@ -290,6 +291,9 @@ def test_a_name_that_proves_a_cause(name: str, row: Row, expected: str) -> None:
         ("Buffer Flush", "range"),
         ("Command Buffer Full", "range"),
         ("forward", "range"),
+        ("logits", "range"),
+        ("save_for_backward", "range"),
+        ("next(model)", "range"),
         ("Torch-Compiled Region: 0/0", "range"),
         ("## Call CompiledFxGraph f5ii8ddivzklxr7hd6chn ##", "range"),
         ("TorchDynamo Cache Lookup", "range"),

@@ -119,6 +119,19 @@ def test_work_between_steps_is_told(why) -> None:
     )
 
 
+def test_of_several_stretches_between_steps_none_is_most_of_them(why) -> None:
+    """Of three evaluations of 60 ms the page said that most of it was after the first."""
+    device = Device()
+    for number in range(10, 19):
+        device.step(number, *[2000] * 8)
+        if number in (11, 13, 15):
+            for _ in range(30):
+                device.work(2000, host="aten::linear")
+            device.wait()
+    (told,) = (note for note in why(device.events).notes if note.startswith("Between steps"))
+    assert told.startswith("Between steps there is work for 180 ms, the longest after step 11, such as")
+
+
 def test_steps_that_hold_a_validation_are_told_by_number_and_length(why) -> None:
     device = Device()
     for number in range(9):

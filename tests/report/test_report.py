@@ -1211,6 +1211,19 @@ def test_the_map_opens_on_the_account_that_the_first_finding_blames(
     assert tab.locator(".map select").first.evaluate("(one) => one.selectedOptions[0].text") == opens
 
 
+def test_steps_that_differ_by_little_are_drawn_alike(
+    browser: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """10 µs of 24.4 ms had the strongest colour, and a line that named the step."""
+    shown = example_page(monkeypatch, tmp_path / "run", num_ranks=1, num_steps=4)
+    alike = shown.ledger.with_columns(pl.col("ns").first().over("rank", "account"))
+    longer = pl.when(pl.col("step") == pl.col("step").min()).then(40_000).otherwise(0)
+    shown = replace(shown, ledger=alike.with_columns(pl.col("ns") + longer))
+    tab = opened_page(browser, tmp_path, shown)
+    tab.locator(".map select").first.select_option(label="step")
+    assert "Furthest out" not in tab.locator("#map").inner_text()
+
+
 def test_a_phone_is_not_told_to_point(browser: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shown = example_page(monkeypatch, tmp_path / "run")
     phone = opened_page(
@@ -1285,11 +1298,16 @@ def test_commands_in_the_file_name_the_run_unless_that_tells_of_the_machine(
         assert "host.json" not in text and str(tmp_path) not in text
 
 
+def test_one_step_of_one_rank_has_no_map(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert 'id="map"' not in html(example_page(monkeypatch, tmp_path / "one", num_ranks=1, num_steps=1))
+    assert 'id="map"' in html(example_page(monkeypatch, tmp_path / "two", num_ranks=1, num_steps=2))
+
+
 def test_the_cost_of_a_finding_is_bold_in_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shown = replace(
         example_page(monkeypatch, tmp_path), findings=(a_finding(contributors=("`decode` 31.0 ms",)),)
     )
-    text = html(shown)
+    text = html(shown).replace("&nbsp;", " ")
     assert "<h3>The GPU idles <b>47.6 ms</b> per step" in text
     order = ["<b>47.6 ms</b>", "<code>decode</code> 31.0 ms", "More workers.", "at most 50.2 ms per step"]
     places = [text.index(part) for part in order]

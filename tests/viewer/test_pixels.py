@@ -157,3 +157,28 @@ PIXELS = """([left, top, height]) => {
     }));
     return [paper, ...columns];
 }"""
+
+
+def test_a_name_ends_where_its_event_ends(tmp_path: Path) -> None:
+    """Letters were taken to be alike: wide ones stood in the next event, over its name."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here")
+    rank = {"rank": 0, "start": 0, "end": 1000, "device": 0, "device_kind": "gpu", "host": 0}
+    kernels = [
+        {"rank": 0, "device": 0, "stream": 7, "start": a, "end": b, "name": name, "family": "gemm"}
+        for a, b, name in ((0, 100, "M" * 40), (100, 1000, "."))
+    ]
+    stored(tmp_path / "base", {"ranks": [rank], "kernels": kernels})
+    known = browsing(tmp_path / "base")[1]
+    keys = Keys(8000)
+    with at_work(keys, tmp_path / "base") as port, playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = opened.new_page(viewport={"width": LEFT + WIDTH, "height": 600})
+        page.goto(f"http://localhost:{port}/run/{known['id']}?token={keys.token()}#drawer=0&open=0")
+        _drawn(page)
+        _, *pixels = (np.array(part, float) for part in page.evaluate(PIXELS, [LEFT, TOP, HEIGHT]))
+        opened.close()
+    plain = pixels[600]
+    named, beside = np.array(pixels[4:98]), np.array(pixels[110:190])  # its own name is a full stop
+    assert np.abs(named - plain).max() > 20 and np.abs(beside - plain).max() < 1

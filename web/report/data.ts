@@ -22,7 +22,7 @@ export type Plot =
 // Bars of names that stand on several rows, added up over the whole table: the largest of `of`.
 export interface Summed {
   names: string[];
-  values: number[][];
+  values: (number | null)[][];
   of: number;
 }
 

@@ -1,13 +1,13 @@
 // How numbers are written. The same rules stand in `report/words/cells.py` and `report/words/amounts.py`.
 
-import { fixed, fourDigits, inBytes } from "../shared/numbers";
+import { fixed, fourDigits, inBytes, unsigned } from "../shared/numbers";
 import type { Column, Unit, Value } from "./data";
 
 export function shown(column: Column, value: Value): string {
   if (value === null) return "";
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value === "string" || column.kind === "id") return String(value);
-  if (column.kind === "share") return (100 * value).toFixed(column.decimals);
+  if (column.kind === "share") return unsigned((100 * value).toFixed(column.decimals));
   if (column.kind === "number") return fourDigits(value);
   if (column.kind === "bytes") return inBytes(value);
   return fixed(value / column.scale, column.decimals);

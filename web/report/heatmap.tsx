@@ -26,6 +26,7 @@ const LEFT = 64;
 const RIGHT = 92;
 const TOP = 46;
 const BOTTOM = 24;
+const LEAST = 0.01; // of a mean step
 
 export function HeatMap({ heat, cells, unit }: { heat: Heat; cells: Uint32Array; unit: Unit }) {
   const [numRanks, numSteps] = [heat.ranks.length, heat.steps.length];
@@ -54,7 +55,12 @@ export function HeatMap({ heat, cells, unit }: { heat: Heat; cells: Uint32Array;
     [cells, metric],
   );
   const drawn = useMemo(() => relative(amounts, numRanks, numSteps, mode), [amounts, mode]);
-  const [low, high] = useMemo(() => extent(drawn, mode), [drawn, mode]);
+  // Ranks and steps that differ by less are alike.
+  const least = useMemo(() => {
+    const planes = range(heat.accounts.length);
+    return LEAST * mean([...summed(cells, planes, numRanks * numSteps, heat.quantum, recorded(cells, heat))]);
+  }, [cells]);
+  const [low, high] = useMemo(() => extent(drawn, mode, least), [drawn, mode]);
   const cellWidth = Math.max(0.2, (width - LEFT - RIGHT) / numSteps);
   const cellHeight = Math.min(24, Math.max(1, 480 / numRanks));
   const height = TOP + cellHeight * numRanks + BOTTOM;
@@ -144,7 +150,7 @@ export function HeatMap({ heat, cells, unit }: { heat: Heat; cells: Uint32Array;
             onClick={(event) => choose(find(event))}
             onKeyDown={move}
           />
-          {mode !== "amount" && <Furthest heat={heat} drawn={drawn} mode={mode} unit={unit} choose={choose} />}
+          {mode !== "amount" && <Furthest heat={heat} drawn={drawn} mode={mode} unit={unit} least={least} choose={choose} />}
         </div>
         <Detail heat={heat} cells={cells} unit={unit} at={told} kept={kept !== null && at === null} />
       </div>
@@ -229,7 +235,7 @@ function median(values: number[]): number {
 }
 
 // What the ends of the colour scale mean. One slow rank in a thousand must stand out, so nothing is cut off.
-function extent(values: Float64Array, mode: Mode): [number, number] {
+function extent(values: Float64Array, mode: Mode, least: number): [number, number] {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) {
     if (value < low) low = value;
@@ -237,7 +243,7 @@ function extent(values: Float64Array, mode: Mode): [number, number] {
   }
   if (low > high) return [0, 0];
   if (mode === "amount") return [low, high];
-  const most = Math.max(-low, high) || 1;
+  const most = Math.max(-low, high, least) || 1;
   return [-most, most];
 }
 
@@ -353,11 +359,18 @@ function titleOf(heat: Heat, [rank, step]: Place): string {
 }
 
 // Of many rows a screen shows none by name: those furthest out are named below the map.
-function Furthest({ heat, drawn, mode, unit, choose }: { heat: Heat; drawn: Float64Array; mode: Mode; unit: Unit; choose: (place: Place) => void }) {
+function Furthest({ heat, drawn, mode, unit, least, choose }: {
+  heat: Heat;
+  drawn: Float64Array;
+  mode: Mode;
+  unit: Unit;
+  least: number;
+  choose: (place: Place) => void;
+}) {
   const places = mode === "step" ? range(heat.ranks.length).map((rank): Place => [rank, -1]) : range(heat.steps.length).map((step): Place => [-1, step]);
   const far = places
     .map((place) => ({ place, by: mean(cellsOf(heat, place).map((cell) => drawn[cell]!)) }))
-    .filter(({ by }) => Math.abs(by) >= unit.ns / 10 ** unit.decimals)
+    .filter(({ by }) => Math.abs(by) >= Math.max(least, unit.ns / 10 ** unit.decimals))
     .sort((a, b) => Math.abs(b.by) - Math.abs(a.by))
     .filter(({ by }, _, all) => Math.abs(by) >= Math.abs(all[0]!.by) / 10)
     .slice(0, 4);

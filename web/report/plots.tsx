@@ -4,11 +4,13 @@ import { named, value, type Column, type Plot, type Table } from "./data";
 import { amountScale, css } from "../shared/color";
 import { label, shown, withUnit } from "./format";
 import { brief, inBytes, ticks, UNKNOWN } from "../shared/numbers";
+import { brieflyTimed } from "../shared/time";
 import { choice } from "./choice";
 import { pointing } from "../shared/tip";
 import { chosenRows } from "./table";
 
 const MOST_BARS = 16;
+const MOST_AMOUNTS = 4; // of one bar, beyond which their sum is written
 const MOST_POINTS = 3000;
 const MOST_CELLS = 6000;
 const MOST_COLUMNS = 1200;
@@ -20,6 +22,9 @@ export function Drawn({ table }: { table: Table }) {
   const used = plot.kind === "heat" ? [plot.x, plot.y, plot.value] : [plot.x, ...(Array.isArray(plot.y) ? plot.y : [plot.y])];
   const rows = chosenRows(table, used);
   if (rows.length < 2 || used.some((name) => !named(table, name))) return null;
+  const drawn = plot.kind === "bars" ? plot.y : [];
+  // Where nothing is known there is nothing to draw.
+  if (drawn.length && !drawn.some((name) => named(table, name)!.values.some((amount) => typeof amount === "number"))) return null;
   switch (plot.kind) {
     case "bars":
       return <Bars table={table} plot={plot} rows={rows} />;
@@ -41,8 +46,12 @@ function facts(table: Table, row: number): string[] {
 }
 
 function numberOf(column: Column, row: number): number {
+  return knownOf(column, row) ?? 0;
+}
+
+function knownOf(column: Column, row: number): number | null {
   const found = value(column, row);
-  return typeof found === "number" ? found : 0;
+  return typeof found === "number" ? found : null;
 }
 
 // Whether a row is about the rank or step chosen in the heat map.
@@ -54,7 +63,6 @@ function isChosen(table: Table, row: number): boolean {
 }
 
 function Legend({ columns }: { columns: Column[] }) {
-  if (columns.length < 2) return null;
   return (
     <p class="legend">
       {columns.map((column, i) => (
@@ -69,7 +77,7 @@ function Legend({ columns }: { columns: Column[] }) {
 
 interface Bar {
   name: string;
-  amounts: number[];
+  amounts: (number | null)[];
   lines: () => string[];
   chosen: boolean;
 }
@@ -81,6 +89,8 @@ function Bars({ table, plot, rows }: Props<"bars">) {
   const distinct = new Set(rows.map((row) => value(x, row)));
   if (rows.length > MOST_BARS && isNumbered && distinct.size === rows.length) return <Upright table={table} plot={plot} rows={rows} />;
   const summed = rows.length === table.rows ? plot.summed : null;
+  const listed = rows.slice(0, MOST_BARS);
+  const names = summed ? [] : barNames(table, x, listed, isNumbered);
   const bars: Bar[] = summed
     ? summed.names.map((name, i) => ({
         name: brief(name),
@@ -88,14 +98,14 @@ function Bars({ table, plot, rows }: Props<"bars">) {
         lines: () => [name, ...ys.map((y, k) => `${label(y)}: ${withUnit(y, summed.values[k]![i]!)}`)],
         chosen: false,
       }))
-    : rows.slice(0, MOST_BARS).map((row) => ({
-        name: barName(table, x, row, isNumbered),
-        amounts: ys.map((y) => numberOf(y, row)),
+    : listed.map((row, i) => ({
+        name: names[i]!,
+        amounts: ys.map((y) => knownOf(y, row)),
         lines: () => facts(table, row),
         chosen: isChosen(table, row),
       }));
   const lengths = bars.map(({ amounts }) => {
-    const parts = amounts.map((amount) => Math.max(0, amount));
+    const parts = amounts.map((amount) => Math.max(0, amount ?? 0));
     return plot.stacked ? parts.reduce((sum, part) => sum + part, 0) : Math.max(...parts);
   });
   const most = Math.max(...lengths) || 1;
@@ -108,10 +118,10 @@ function Bars({ table, plot, rows }: Props<"bars">) {
             <span class="name">{bar.name}</span>
             <span class={plot.stacked ? "track" : "track apart"}>
               {bar.amounts.map((amount, k) =>
-                amount > 0 ? <i key={k} class={`s${k}`} style={{ width: `${(100 * amount) / most}%` }} /> : null,
+                amount !== null && amount > 0 ? <i key={k} class={`s${k}`} style={{ width: `${(100 * amount) / most}%` }} /> : null,
               )}
             </span>
-            <span class="amount">{amountsText(ys, bar.amounts, plot.stacked ? " + " : " / ")}</span>
+            <span class="amount">{amountsText(ys, bar.amounts, plot.stacked)}</span>
           </div>
         ))}
       </div>
@@ -127,20 +137,54 @@ function Bars({ table, plot, rows }: Props<"bars">) {
   );
 }
 
-// With the rank where the rows are of several.
-function barName(table: Table, x: Column, row: number, isNumbered: boolean): string {
-  const found = value(x, row);
-  const name = isNumbered ? `${label(x)} ${shown(x, found)}` : brief(withUnit(x, found));
+// With the rank where the rows are of several, and with what else tells rows of one name apart.
+function barNames(table: Table, x: Column, rows: number[], isNumbered: boolean): string[] {
   const rank = named(table, "rank");
   const several = rank !== undefined && rank !== x && new Set(rank.values).size > 1;
-  return several ? `rank ${rank.values[row] ?? UNKNOWN}, ${name}` : name;
+  let names = rows.map((row) => {
+    const found = value(x, row);
+    const name = found === null || found === "" ? nameless(table, row) : isNumbered ? `${label(x)} ${shown(x, found)}` : brief(withUnit(x, found));
+    const of = several ? value(rank, row) : null;
+    return of === null || name === `rank ${of}` ? name : `rank ${of}, ${name}`;
+  });
+  // Before times an integer says which row it is, behind them how much is in it.
+  const times = table.columns.findIndex((column) => column.kind === "time");
+  for (const [at, column] of table.columns.entries()) {
+    if (new Set(names).size === names.length) break;
+    const tells = column.kind === "id" || column.kind === "text" || (column.kind === "integer" && (times < 0 || at < times));
+    if (column === x || column === rank || !tells) continue;
+    if (new Set(rows.map((row) => value(column, row))).size < 2) continue;
+    names = names.map((name, i) => {
+      const found = value(column, rows[i]!);
+      const told = column.kind === "text" ? String(found) : `${label(column)} ${shown(column, found)}`;
+      return found === null ? name : `${name}, ${told}`;
+    });
+  }
+  return names;
 }
 
-function amountsText(columns: Column[], amounts: number[], between: string): string {
-  const units = new Set(columns.map((column) => column.unit));
-  if (units.size > 1) return columns.map((column, i) => withUnit(column, amounts[i]!)).join(between);
-  const text = columns.map((column, i) => shown(column, amounts[i]!)).join(between);
-  return [text, ...units].join(" ").trim();
+// Of a row without a name: the first text that it has.
+function nameless(table: Table, row: number): string {
+  const texts = table.columns.filter((column) => column.kind === "text").map((column) => value(column, row));
+  return String(texts.find((text) => text) ?? UNKNOWN);
+}
+
+// Bars are read one by one, so each amount has the unit that suits it; the table has one for a column.
+function amountsText(columns: Column[], amounts: (number | null)[], stacked: boolean): string {
+  const known = amounts.filter((amount) => amount !== null);
+  if (stacked && amounts.length > MOST_AMOUNTS && known.length) {
+    return amountText(columns[0]!, known.reduce((sum, amount) => sum + amount, 0));
+  }
+  const texts = columns.map((column, i) => amountText(column, amounts[i] ?? null));
+  const unit = texts[0]!.split(" ")[1];
+  const isCommon = unit && texts.every((text) => text.endsWith(` ${unit}`));
+  const told = isCommon ? texts.map((text, i) => (i < texts.length - 1 ? text.split(" ")[0] : text)) : texts;
+  return told.join(stacked ? " + " : " / ");
+}
+
+function amountText(column: Column, amount: number | null): string {
+  if (amount === null) return UNKNOWN;
+  return column.kind === "time" ? brieflyTimed(amount) : withUnit(column, amount);
 }
 
 // What a picture leaves out, so that nobody takes a part for the whole.
@@ -158,7 +202,7 @@ function Left({ drawn, rows, table }: { drawn: number; rows: number; table: Tabl
 function Upright({ table, plot, rows }: Props<"bars">) {
   const x = named(table, plot.x)!;
   const ys = plot.y.map((name) => named(table, name)!);
-  const drawn = rows.slice(0, MOST_COLUMNS);
+  const drawn = rows.slice(0, MOST_COLUMNS).sort((a, b) => (knownOf(x, a) ?? Infinity) - (knownOf(x, b) ?? Infinity));
   const sums = drawn.map((row) => ys.reduce((sum, y) => sum + Math.max(0, numberOf(y, row)), 0));
   const peaks = drawn.map((row) => Math.max(...ys.map((y) => numberOf(y, row))));
   const most = Math.max(...(plot.stacked ? sums : peaks)) || 1;
@@ -317,7 +361,7 @@ function Cells({ table, plot, rows }: Props<"heat">) {
   if (!amounts.length) return null;
   const [low, high] = [Math.min(0, ...amounts), Math.max(...amounts)];
   const color = amountScale();
-  const left = Math.min(260, 16 + 7 * Math.max(...[...down.keys()].map((key) => shown(y, key).length)));
+  const left = Math.min(260, 16 + 7 * Math.max(...[...down.keys()].map((key) => keyText(y, key).length)));
   const wide = Math.min(56, (WIDTH - left) / across.size);
   const tall = Math.min(26, Math.max(3, 420 / down.size));
   const everyX = Math.ceil(28 / wide);
@@ -344,19 +388,22 @@ function Cells({ table, plot, rows }: Props<"heat">) {
         {[...down.keys()].map((key, i) =>
           i % everyY ? null : (
             <text key={i} class="tick" x={left - 8} y={i * tall + tall / 2 + 4} text-anchor="end">
-              {shown(y, key).slice(0, 34)}
+              {keyText(y, key).slice(0, 34)}
             </text>
           ),
         )}
         {[...across.keys()].map((key, i) =>
           i % everyX ? null : (
             <text key={i} class="tick" x={left + (i + 0.5) * wide} y={bottom + 16} text-anchor="middle">
-              {shown(x, key).slice(0, 12)}
+              {keyText(x, key).slice(0, 12)}
             </text>
           ),
         )}
+        <text class="tick axis" x={left - 8} y={bottom + 16} text-anchor="end">
+          {label(y)}
+        </text>
         <text class="tick axis" x={left} y={bottom + 33}>
-          {label(x)}; darkest is {withUnit(amount, high)}
+          {label(x)}; darkest is {label(amount)} {amountText(amount, high)}
         </text>
       </svg>
       <Left drawn={drawn.length} rows={rows.length} table={table} />
@@ -364,9 +411,16 @@ function Cells({ table, plot, rows }: Props<"heat">) {
   );
 }
 
-// The distinct values of a column and where they stand: numbers in order, names as they come.
+function keyText(column: Column, key: ReturnType<typeof value>): string {
+  return key === null ? UNKNOWN : shown(column, key);
+}
+
+// The distinct values of a column and where they stand: numbers in order, what is not known last, names as
+// they come.
 function places(column: Column, rows: number[]): Map<ReturnType<typeof value>, number> {
   const found = [...new Set(rows.map((row) => value(column, row)))];
-  if (found.every((one) => typeof one === "number")) found.sort((a, b) => Number(a) - Number(b));
+  if (found.every((one) => typeof one === "number" || one === null)) {
+    found.sort((a, b) => (a === null ? 1 : 0) - (b === null ? 1 : 0) || Number(a) - Number(b));
+  }
   return new Map(found.map((one, i) => [one, i]));
 }

@@ -12,7 +12,12 @@ const formats: Intl.NumberFormat[] = []; // by decimals: to make one takes longe
 
 export function fixed(value: number, decimals: number): string {
   formats[decimals] ??= new Intl.NumberFormat("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
-  return formats[decimals].format(value);
+  return unsigned(formats[decimals].format(value));
+}
+
+// A number that rounds to zero has no sign.
+export function unsigned(text: string): string {
+  return /^-[0.]+$/.test(text) ? text.slice(1) : text;
 }
 
 export function fourDigits(value: number): string {

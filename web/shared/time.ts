@@ -13,8 +13,22 @@ export function time(ns: number): string {
   return `${fixed(value, Math.abs(value) >= 100 ? 1 : Math.abs(value) >= 10 ? 2 : 3)} ${name}`;
 }
 
+// Three digits, as the page's sentences write times: 413 ms, 1.20 s, 87 ns.
+export function brieflyTimed(ns: number): string {
+  const size = Math.abs(ns);
+  const [name, scale] = UNITS.find(([, unit]) => size >= 0.9995 * unit) ?? UNITS[3];
+  if (scale === 1) return `${fixed(ns, 0)} ns`;
+  const value = ns / scale;
+  return `${fixed(value, Math.abs(value) >= 99.95 ? 0 : Math.abs(value) >= 9.995 ? 1 : 2)} ${name}`;
+}
+
 export function exact(ns: number): string {
   return `${fixed(Math.round(ns), 0)} ns`;
+}
+
+// For a reader, and for who compares digits: 54.58 ms (54,583,857 ns).
+export function both(ns: number): string {
+  return Math.abs(ns) < 1e3 ? exact(ns) : `${time(ns)} (${exact(ns)})`;
 }
 
 // Marks of a ruler over [from, to) at most `apart` ns from each other, with as many digits as tell them apart.

@@ -93,7 +93,9 @@ function picksOf(piece: Piece, from: number, perPixel: number, width: number): P
   return { left, bucket };
 }
 
-const LETTER = 6.1; // pixels, about
+const NARROWEST = 18; // pixels in which a name is tried
+const THINNEST = 2; // pixels of a letter
+const MOST_WIDTHS = 20_000; // of texts that are kept
 const RULER = 17;
 
 export class Canvas2D implements Renderer {
@@ -102,6 +104,7 @@ export class Canvas2D implements Renderer {
   private pixels: Pixels | null = null;
   private readonly lanes = new Lanes();
   private font = "";
+  private readonly widths = new Map<string, number>();
   private readonly dealt = new WeakMap<Uint8Array, { height: number; made: Uint8Array }>();
 
   constructor(private readonly canvas: HTMLCanvasElement) {
@@ -238,12 +241,12 @@ export class Canvas2D implements Renderer {
           context.fillStyle = paper;
           if (x > frame.left) context.fillRect(x, y, 1, lane.height);
           const seen = Math.min(x + wide, frame.width) - Math.max(x, frame.left);
-          const letters = Math.floor((seen - 6) / LETTER);
-          if (letters < 2 || lane.height < LEGIBLE) continue;
+          if (seen < NARROWEST || lane.height < LEGIBLE) continue;
           const name = nameOf(run, events, lane.lane, i);
-          if (letters < 5 && name.length > letters) continue;
+          const text = this.fitted(name, seen - 6);
+          if (text !== name && text.length < 5) continue;
           context.fillStyle = inks[events.category[i]!]!;
-          context.fillText(fitted(name, letters), Math.max(x, frame.left) + 4, y + lane.height / 2 + 0.5);
+          context.fillText(text, Math.max(x, frame.left) + 4, y + lane.height / 2 + 0.5);
         }
       }
     }
@@ -319,8 +322,7 @@ export class Canvas2D implements Renderer {
       context.fillStyle = isRank ? colors.ink : colors.quiet;
       const arrow = isRank && row.height >= LEGIBLE ? (frame.opened.has(row.rank) ? "▾ " : "▸ ") : "";
       const left = 8 + (one.pinned ? 0 : row.depth * 14);
-      const letters = Math.floor((frame.left - left - 6) / LETTER);
-      context.fillText(fitted(`${one.pinned ? "⚲ " : arrow}${row.title}`, letters), left, middle);
+      context.fillText(this.fitted(`${one.pinned ? "⚲ " : arrow}${row.title}`, frame.left - left - 6), left, middle);
       last = row.height < LEGIBLE ? y + 14 : y;
     }
     context.restore();
@@ -465,11 +467,34 @@ export class Canvas2D implements Renderer {
       context.fillRect(a, top, Math.max(b - a, 0.5), RULER - 1);
       const text = `${b - a > 70 ? "step " : ""}${step}${counts || b - a < 130 ? "" : ", not counted"}`;
       const x = Math.max(a, frame.left) + 4;
-      if (x < free || Math.min(b, frame.width) - x < text.length * LETTER) continue;
+      if (x < free || Math.min(b, frame.width) - x < this.wide(text)) continue;
       context.fillStyle = counts ? colors.ink : colors.quiet;
       context.fillText(text, x, top + RULER / 2);
-      free = x + text.length * LETTER;
+      free = x + this.wide(text);
     }
+  }
+
+  // How wide a text is drawn, in pixels; of the names of a run there are few.
+  private wide(text: string): number {
+    let found = this.widths.get(text);
+    if (found === undefined) {
+      if (this.widths.size >= MOST_WIDTHS) this.widths.clear();
+      found = this.context.measureText(text).width;
+      this.widths.set(text, found);
+    }
+    return found;
+  }
+
+  // The text as far as it fits into so many pixels; empty where nothing does.
+  private fitted(text: string, room: number): string {
+    const tried = text.slice(0, Math.max(1, Math.ceil(room / THINNEST)));
+    const whole = this.wide(tried);
+    if (whole <= room && tried === text) return text;
+    for (let letters = Math.min(tried.length, Math.floor((tried.length * room) / whole)); letters > 0; letters--) {
+      const cut = `${tried.slice(0, letters)}…`;
+      if (this.wide(cut) <= room) return cut;
+    }
+    return "";
   }
 
   // What stands on the ruler too.
@@ -509,8 +534,4 @@ export function firstIn(events: NonNullable<Scene["events"]>, lane: { first: num
     else high = middle;
   }
   return low;
-}
-
-export function fitted(text: string, letters: number): string {
-  return text.length <= letters ? text : letters < 2 ? "" : `${text.slice(0, letters - 1)}…`;
 }

@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { fixed } from "../shared/numbers";
-import { exact, time } from "../shared/time";
+import { both, exact, time } from "../shared/time";
 import { beside, chosen, others, whose } from "./beside";
 import { Compare } from "./compare";
 import { arrows, collective, failed, goTo, hit, hits, next, ranged, showFinding, step } from "./evidence";
@@ -276,9 +276,9 @@ function OfEvent() {
       </p>
       <table class="facts">
         <tbody>
-          <Fact name="duration" value={exact(event.end - event.start)} />
-          <Fact name="start" value={`${exact(event.start - known.zero)} after the run's first`} />
-          <Fact name="end" value={exact(event.end - known.zero)} />
+          <Fact name="duration" value={both(event.end - event.start)} />
+          <Fact name="start" value={`${both(event.start - known.zero)} after the run's first`} />
+          <Fact name="end" value={both(event.end - known.zero)} />
           {event.account && <Fact name="account" value={event.account} />}
           {event.fields.map(({ name, value, meaning }, i) => (
             <Fact key={i} name={name} value={value} meaning={meaning} />

@@ -24,7 +24,7 @@ _BUILT_IN = re.compile(r"^<built-in (?:function|method) (?P<function>[^\s>]+)")
 _PLACE = re.compile(r" \([^()]*:\d+\)")
 _LOGGING = re.compile(
     r"(?:^|[/`. ])(?:logging|tqdm|rich|wandb|tensorboardX?|mlflow|comet_ml|neptune|clearml)\b"
-    r"|\bprint\b|TextIOWrapper"
+    r"|\bprint\b|TextIOWrapper|(?:^|[ _`-])(?i:log(?:ging|s)?)(?:[ _`.:/-]|$)"
 )
 SAVED, LOGGED, EITHER = "checkpoints", "logging", "checkpoints or logging"
 

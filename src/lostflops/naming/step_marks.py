@@ -24,6 +24,7 @@ PROFILER_STEP = r"^ProfilerStep[#*](\d{1,15})$"
 _RANGE = re.compile(STEP_RANGE)
 _SERVING = re.compile(SERVING_STEP)
 _BARE = re.compile(r"(?i)^(?:step|iter|iteration|batch)[ _#:/=-]*$")
+_PART = re.compile(r"(?i)^micro[ _-]?(?:batch|step)[ _#:/=-]*\d{0,9}(?: ?(?:/|of) ?\d{1,9})?$")
 NO_TEXT = "(unnamed range)"
 """What a range is called whose text is not in the recording."""
 
@@ -43,5 +44,9 @@ def is_step_mark(name: str) -> bool:
 
 
 def says_nothing(name: str) -> bool:
-    """Whether a range says nothing of what happens in it: it counts a step, or has no text."""
-    return name == NO_TEXT or is_step_mark(name)
+    """Whether a range says nothing of what happens in it: it counts a step or a part of one, or has no text.
+
+    >>> says_nothing("microbatch 3"), says_nothing("layer 3")
+    (True, False)
+    """
+    return name == NO_TEXT or is_step_mark(name) or _PART.match(name) is not None

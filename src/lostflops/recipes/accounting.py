@@ -193,6 +193,8 @@ def idle_by_cause(
 LAST = 2**63 - 1
 # What a stretch may be charged to, numbered: what host rows claim, then the rest.
 NAMED = (*CLAIMING, UNEXPLAINED, DEPENDENCY, UNRECORDED)
+# In these no thread refills a queue.
+CALLS_NOTHING = (NAMED.index(OTHER_HOST), NAMED.index(UNEXPLAINED))
 
 
 def places(account: pl.Series, among: Sequence[str]) -> Int:
@@ -234,8 +236,9 @@ def _charged(doers: pl.DataFrame, spans: pl.DataFrame, refilled: Int, may_run: B
     waits_for_lost = (account == NAMED.index(SYNCHRONISED)) & may_run[gap]
     account = np.where(waits_for_lost, NAMED.index(UNRECORDED), account)
     at = refilled[gap]
-    keys = (doers["rank"].to_numpy()[runs.window], thread, account)
-    # A step's end may have cut them.
+    # A step's end may have cut them, and short calls what calls nothing else.
+    busy_elsewhere = np.where(np.isin(account, CALLS_NOTHING), CALLS_NOTHING[0], account)
+    keys = (doers["rank"].to_numpy()[runs.window], thread, busy_elsewhere)
     nameless = _nameless(account, intervals.touching_lengths(keys, start, end))
     cut = np.flatnonzero(nameless & (start < at) & (at < end))
     # The first part of what is cut stays in its place.
@@ -249,8 +252,7 @@ def _charged(doers: pl.DataFrame, spans: pl.DataFrame, refilled: Int, may_run: B
 def _nameless(account: Int, length: Int) -> npt.NDArray[np.bool_]:
     """Whether stretches charged to these accounts have no name of their own."""
     launches = account == NAMED.index(LAUNCH_BOUND)
-    calls_nothing = np.isin(account, [NAMED.index(OTHER_HOST), NAMED.index(UNEXPLAINED)])
-    return launches | (calls_nothing & (length < LONG))
+    return launches | (np.isin(account, CALLS_NOTHING) & (length < LONG))
 
 
 def _in_turn(idle: pl.LazyFrame, ranks: pl.LazyFrame, kernels: Frame, copies: Frame) -> pl.LazyFrame:

@@ -18,7 +18,7 @@ from lostflops.finding import Finding, milliseconds, percent
 
 from .first_page.answer import Shown, anchor
 from .first_page.budget import Budget, Line, color
-from .first_page.facts import lines
+from .first_page.facts import FactLine, lines
 from .first_page.heat import Heat, heat
 from .first_page.page import Page
 from .first_page.pipeline import Pipeline
@@ -49,6 +49,8 @@ def html(page: Page, paths: str = "", *, framed: bool = False) -> str:
     """
     tables = [Shown(answer) for answer in page.answers if answer.recipe.name != "step_ledger"]
     picture = heat(page.ledger, page.run.on_host)
+    if picture and len(picture.ranks) * len(picture.steps) == 1:
+        picture = None  # one cell is the ledger once more
     sections = [
         section("verdict", None, _verdict(page)),
         section("ledger", "Where the time goes", [*_ledger(page.budget, page.run), *_achieved(page)])
@@ -157,11 +159,15 @@ def _achieved(page: Page) -> Iterator[Markup]:
     """Under the ledger: what the run achieves, and what computes longest."""
     told = lines(page.facts, page.run.on_host)
     if told:
-        rows = [
-            tag("tr", tag("th", line.label, scope="row"), tag("td", one_line(line.text, MOST_NAME)))
-            for line in told
-        ]
+        rows = [tag("tr", tag("th", line.label, scope="row"), tag("td", _with_name(line))) for line in told]
         yield tag("table", tag("tbody", rows), class_="facts")
+
+
+def _with_name(line: FactLine) -> Markup:
+    """The line with the name that it ends with as code."""
+    told, _, name = line.text.partition("  ") if line.may_be_cut else (line.text, "", "")
+    told = coded(one_line(told, MOST_TEXT))
+    return join(told, " ", tag("code", one_line(name, MOST_NAME))) if name else told
 
 
 def _spans(budget: Budget) -> dict[Line, tuple[float, float]]:
@@ -197,8 +203,8 @@ def _findings(page: Page, paths: str, framed: bool) -> Iterator[Markup]:
         yield tag("p", f"{page.no_finding[:1].upper()}{page.no_finding[1:]}", class_="lead")
         return
     order = (
-        "Costliest first, but a fault before the waiting that it may lengthen, and what would gain far less "
-        "than it costs after what would gain more."
+        "Costliest first. A cause stands before the waiting that it may lengthen, and what would gain little "
+        "stands after what would gain more."
     )
     gains = about_gains(page.findings[:MOST_FINDINGS])
     if lead := " ".join(filter(None, (order if len(page.findings) > 1 else "", gains))):
@@ -233,9 +239,9 @@ def _finding(finding: Finding, page: Page, paths: str, picture: Markup | None) -
     for asked in remedies(finding, paths)[:MOST_REMEDIES]:
         yield tag("p", tag("b", "Remedy "), coded(f"`{asked}`"), class_="shown")
     saved = gain(finding, page.budget, page.run.is_whole)
-    yield tag("p", tag("b", "Gain "), saved, class_=f"gain {finding.gain.replace(' ', '-')}")
+    yield tag("p", tag("b", "Gain "), unbroken(saved), class_=f"gain {finding.gain.replace(' ', '-')}")
     if asked := whatif(finding, paths):
-        yield tag("p", tag("b", "Ask "), coded(f"`{asked}`"), class_="shown")
+        yield tag("p", tag("b", "What if "), coded(f"`{asked}`"), class_="shown")
     if finding.doubt:
         yield tag("p", tag("b", "Doubt "), coded(one_line(finding.doubt, MOST_TEXT)), class_="doubt")
     if finding.recipe:
@@ -278,8 +284,9 @@ def _pipeline(known: Pipeline) -> Iterator[Markup]:
     )
     parts = (f"{label}: {milliseconds(ns)} ({percent(ns, known.length)})" for label, ns in known.parts)
     yield tag("ul", [tag("li", line) for line in parts])
-    if known.predicted:
+    if known.replayed:
         yield tag("p", known.replayed)
+    if known.predicted:
         yield tag("ul", [tag("li", line) for line in known.predicted])
 
 
@@ -351,7 +358,7 @@ def _facts(told: Sequence[QualityNote], page: Page) -> Markup:
             "tr",
             tag("td", fact.level, class_="level warning" if fact.is_warning else "level"),
             tag("td", fact.where),
-            tag("td", one_line(page.nameless(fact.text), MOST_TEXT)),
+            tag("td", coded(one_line(page.nameless(fact.text), MOST_TEXT))),
         )
         for fact in told[:MOST_FACTS]
     ]

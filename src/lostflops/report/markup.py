@@ -54,5 +54,5 @@ def coded(text: str) -> Markup:
     """The text as HTML, with what stands between backticks as code."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
-        return join(text)
-    return join(*(tag("code", part) if i % 2 else part for i, part in enumerate(parts)))
+        return unbroken(text)
+    return join(*(tag("code", part) if i % 2 else unbroken(part) for i, part in enumerate(parts)))

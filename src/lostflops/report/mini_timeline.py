@@ -40,7 +40,8 @@ def _picture(moment: ShownStep, on_host: bool) -> Markup:
         )
         for strip in moment.strips
     ]
-    keys = [key(color(name), _label(name, on_host)) for name in moment.accounts]
+    drawn = {name for strip in moment.strips for name in rectangles(strip)}
+    keys = [key(color(name), _label(name, on_host)) for name in moment.accounts if name in drawn]
     where = f" on rank {moment.rank}" if moment.num_ranks > 1 else ""
     about = " and ".join(dict.fromkeys(words(name, on_host).label for name in moment.about))
     few = len(moment.strips)

@@ -100,6 +100,23 @@ CHECKPOINT_LOGGING = Account(
         ),
         CausePattern(
             ("range",),
+            ("log", "Log", "LOG"),
+            "training scripts' phases that log",
+            "logging",
+            also=r"^(?i:(?:do[ _-])?log(?:ging|s)?(?:[ _.:/-]*(?:metrics?|loss(?:es)?|stats|scalars|step|"
+            r"train(?:ing)?))*|(?:train(?:ing)?|metrics?|loss)[ _.:/-]*log(?:ging)?)$",
+        ),
+        CausePattern(
+            ("range",),
+            ("sav", "Sav", "writ", "Writ", "dump", "Dump"),
+            "training scripts' phases that save the model's or the training's state",
+            "save state",
+            also=r"^(?i:(?:sav(?:e|ing)|writ(?:e|ing)|dump(?:ing)?)[ _.:/-]*(?:the[ _-])?"
+            r"(?:(?:train(?:ing|er)?|model|optimi[sz]er)[ _-]*)?"
+            r"(?:state|states|state_?dict|ckpt|checkpoints?|weights|snapshot|model)(?:[ _.:#/-]*\d+)?)$",
+        ),
+        CausePattern(
+            ("range",),
             ("[Callback]ModelCheckpoint",),
             "Lightning's profiler, around the callback that saves",
             "[pl][profile][Callback]ModelCheckpoint{'monitor': None, 'mode': 'min'}.on_train_batch_end",

@@ -81,6 +81,13 @@ DATA_LOADING = Account(
         ),
         CausePattern(
             ("range",),
+            ("next(", "next ("),
+            "training scripts, around the call that takes a batch from a loader or its iterator",
+            "next(data_iter)",
+            also=r"^next ?\([\w.]*(?i:data|batch|loader|iter)[\w.]*\)$",
+        ),
+        CausePattern(
+            ("range",),
             ("data", "Data", "DATA", "batch", "Batch", "input", "Input"),
             "training scripts' phases beside forward and backward: data, load data, next batch, fetch inputs",
             "data",

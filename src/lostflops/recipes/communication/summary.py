@@ -44,7 +44,7 @@ WORTH_SAYING = 0.01
         ),
         "algorithm_bandwidth": Number("bytes / latency (a GB is 10⁹ bytes)", unit="GB/s"),
         "bus_bandwidth": Number(
-            "the same times nccl-tests' factor for the operation, to compare with a link's"
+            "the same times nccl-tests' factor for the operation, to compare with a link's", unit="GB/s"
         ),
         "no_bandwidth": Text("why there is none"),
         "calls_per_step": Number("executions per step, mean of ranks"),

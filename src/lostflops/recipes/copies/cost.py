@@ -156,7 +156,8 @@ def facts(rows: pl.DataFrame) -> tuple[str, ...]:
         descending=[True, False, False],
     )
     for row in shown.head(5).to_dicts():
-        fact = f"{row['direction']}, host memory {row['host_memory']}: {row['copies_in_steps']:,} copies"
+        memory = "" if row["host_memory"] == "none" else f", host memory {row['host_memory']}"
+        fact = f"{row['direction']}{memory}: {row['copies_in_steps']:,} copies"
         if row["bytes_in_steps"] and row["_timed"]:
             fact += f", {row['bytes_in_steps']:,} bytes at {row['bytes_in_steps'] / row['_timed']:.2f} GB/s"
         facts.append(fact)

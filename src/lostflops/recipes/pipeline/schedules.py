@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from lostflops.columns import Count, Name, Ratio, Text, Time
+from lostflops.columns import Count, Name, Ratio, Text, Time, Typical
 from lostflops.recipe import Bars, Example, recipe
 from lostflops.replay.pipeline.bubble import windows
 from lostflops.replay.pipeline.predicted import APART, HALVES, LARGER, SMALLER, predictions
@@ -24,7 +24,7 @@ from .made_pipeline import MS, two_microbatches
         "microbatches": Count("microbatches per step (m); the batch stays what it is"),
         "pipeline": Time("recorded, from the first pass to the last, in a mean step of all pipelines"),
         "replayed": Time("the same, with the recorded schedule replayed from each stage's mean passes"),
-        "predicted": Time("replayed with this schedule; null where `error` is more than 5 %"),
+        "predicted": Typical("replayed with this schedule; null where `error` is more than 5 %"),
         "change": Ratio("predicted / replayed - 1"),
         "error": Ratio("replayed / pipeline - 1: how far replay misses the recorded schedule"),
         "assumes": Text("what has to hold for that, and is not known from the recording"),

@@ -10,7 +10,7 @@ import polars as pl
 
 from lostflops.columns import Name, Type
 from lostflops.recipe import Bars, HeatMap, Plot, Points
-from lostflops.report.markup import Markup, join, tag
+from lostflops.report.markup import Markup, coded, join, tag
 from lostflops.report.words.cells import LONGEST_TEXT, UNKNOWN, Cells, cells
 from lostflops.report.words.safe import as_command, one_line
 from lostflops.session import Answer
@@ -45,7 +45,7 @@ class Shown:
         return tag(
             "details",
             tag("summary", tag("h3", recipe.question), tag("small", rows)),
-            tag("p", " ".join(first.split()), " ", tag("code", name), class_="lead"),
+            tag("p", coded(" ".join(first.split())), " ", tag("code", name), class_="lead"),
             tag("div", self._table(), id=f"{anchor(recipe.name)}-here", class_="answer"),
             id=anchor(recipe.name),
             class_="question",
@@ -133,7 +133,7 @@ def summed(plot: Bars, table: pl.DataFrame, types: Mapping[str, Type]) -> dict[s
         return None
     sums = (
         table.group_by(pl.col(plot.x).cast(pl.String))
-        .agg(pl.col(*plot.y).sum())
+        .agg(pl.when(pl.col(y).count() > 0).then(pl.col(y).sum()).alias(y) for y in plot.y)  # else not known
         .sort(pl.sum_horizontal(*plot.y), plot.x, descending=[True, False])
         .head(MOST_BARS)
     )

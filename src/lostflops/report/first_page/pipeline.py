@@ -85,10 +85,13 @@ def _replayed(answer: Answer | None) -> str:
     if answer is None or answer.table.is_empty():
         return ""
     row = answer.table.row(0, named=True)
-    off = percent(abs(row["error"]), 1)
+    off = f"replay misses that by {percent(abs(row['error']), 1)}"
+    if row["predicted"] is None:
+        off = f"{off}, which is too much to predict other schedules by it."
+    else:
+        off = f"{off}. Predicted by the same replay:"
     return (
-        f"From the first pass to the last the recorded schedule takes {milliseconds(row['pipeline'])}; "
-        f"replay misses that by {off}. Predicted by the same replay:"
+        f"From the first pass to the last the recorded schedule takes {milliseconds(row['pipeline'])}; {off}"
     )
 
 
@@ -98,7 +101,7 @@ def _predicted(answer: Answer | None) -> list[str]:
         return []
     rows = list(answer.table.iter_rows(named=True))
     if rows[0]["predicted"] is None:
-        return ["nothing, because that is too much"]
+        return []
     found: list[str] = []
     for row in rows[1:]:
         change = row["predicted"] - row["replayed"]

@@ -6,6 +6,7 @@ are data and nothing else: no part of them is an expression or a field.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -22,8 +23,10 @@ from ..words.safe import one_line
 MIME = "application/vnd.vegalite.v5+json"
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 MOST_BARS, MOST_COLUMNS, MOST_CELLS, MOST_POINTS = 30, 1200, 6000, 3000
-COLUMN, AMOUNT = "_column", "_amount"  # of bars that stand for several columns
+COLUMN, AMOUNT, ORDER = "_column", "_amount", "_order"  # of bars that stand for several columns
+KNOWN = f"datum.value === null ? '{UNKNOWN}' : datum.label"
 WIDTH = 560  # pixels
+TELLING = ("id", "integer", "text")  # kinds of columns that tell rows apart
 LABEL = 320  # pixels of a name beside its bar
 
 
@@ -76,12 +79,12 @@ def _bars(plot: Bars, table: pl.DataFrame, types: Mapping[str, Type]) -> tuple[i
     columns = _columns(table, types, (plot.x, *plot.y), plot.y)
     values = [dict(row) for row in _rows(columns)]
     if not numbered:
-        for row, name in zip(values, _distinct(table, columns[0]), strict=True):
+        for row, name in zip(values, bar_names(table, types, plot.x), strict=True):
             row[plot.x] = name
     names: dict[str, Any] = {"field": plot.x, "type": "ordinal" if numbered else "nominal", "sort": None}
-    names["title"] = columns[0].label
-    if not upright:
-        names["axis"] = {"labelLimit": LABEL}
+    # Names say what they name, and a title would stand over long ones.
+    names["title"] = columns[0].label if numbered else None
+    names["axis"] = {"labelExpr": KNOWN} | ({} if upright else {"labelLimit": LABEL})
     first = columns[1]
     encoding: dict[str, Any] = {"x" if upright else "y": names}
     length = "y" if upright else "x"
@@ -89,13 +92,23 @@ def _bars(plot: Bars, table: pl.DataFrame, types: Mapping[str, Type]) -> tuple[i
     if len(plot.y) == 1:
         encoding[length] = _axis(first, plot.y[0])
     else:
-        spec["transform"] = [{"fold": list(plot.y), "as": [COLUMN, AMOUNT]}]
+        spec["transform"], encoding["color"], beside = _several(plot)
         encoding[length] = {**_axis(first, AMOUNT), "title": f"amount{_unit(first)}"}
         encoding[length]["stack"] = "zero" if plot.stacked else None
-        encoding["color"] = {"field": COLUMN, "type": "nominal", "sort": None, "title": None}
-        if not plot.stacked:
-            encoding["xOffset" if upright else "yOffset"] = {"field": COLUMN, "sort": None}
+        encoding["order" if plot.stacked else "xOffset" if upright else "yOffset"] = beside
     return table.height, of, {**spec, "encoding": encoding}
+
+
+def _several(plot: Bars) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """Several columns as one: how, how they are told apart, and how they lie beside or upon each other."""
+    names, words = list(plot.y), {"labelExpr": "replace(datum.label, /_/g, ' ')"}
+    color = {"field": COLUMN, "type": "nominal", "sort": names, "title": None, "legend": words}
+    folded: dict[str, Any] = {"fold": names, "as": [COLUMN, AMOUNT]}
+    if not plot.stacked:
+        return [folded], color, {"field": COLUMN, "sort": None}
+    # In the order of the legend, from the axis on.
+    placed = {"calculate": f"indexof({json.dumps(names)}, datum.{COLUMN})", "as": ORDER}
+    return [folded, placed], color, {"field": ORDER}
 
 
 def _heat(plot: HeatMap, table: pl.DataFrame, types: Mapping[str, Type]) -> tuple[int, int, dict[str, Any]]:
@@ -107,7 +120,7 @@ def _heat(plot: HeatMap, table: pl.DataFrame, types: Mapping[str, Type]) -> tupl
             "field": column.name,
             "type": "ordinal",
             "title": f"{column.label}{_unit(column)}",
-            "axis": {"labelOverlap": True, "labelLimit": LABEL},
+            "axis": {"labelOverlap": True, "labelLimit": LABEL, "labelExpr": KNOWN},
         }
         for name, column in (("x", across), ("y", down))
     }
@@ -171,12 +184,43 @@ def _unit(column: Cells) -> str:
     return f" ({unit})" if unit else ""
 
 
-def _distinct(table: pl.DataFrame, names: Cells) -> list[str]:
-    """The rows' names; of several of one name each has its rank or row behind it: bars would hide others."""
-    texts = [one_line(UNKNOWN if value is None else str(value), LONGEST_TEXT) for value in names.values]
-    ranks = table["rank"].to_list() if "rank" in table.columns else None
+def bar_names(table: pl.DataFrame, types: Mapping[str, Type], x: str) -> list[str]:
+    """What the bar of each row is called: by `x`, with the rank where rows are of several, and with what else
+    tells rows of one name apart, as the HTML report's plots name them."""
+    some = [name for name in table.columns if name == x or types[name].kind in TELLING]
+    shown = {
+        one.name: one for one in cells(table.select(n for n in some if table.schema[n] != pl.Null), types)
+    }
+    numbered = types[x].kind in ("id", "integer")
+    ranks = table["rank"].to_list() if "rank" in table.columns and x != "rank" else [None] * table.height
+    several = len(set(ranks)) > 1
+    texts = [name for name, one in shown.items() if one.kind == "text"]
+    names: list[str] = []
+    for row, value in enumerate(shown[x].values):
+        if value in (None, ""):
+            told = next((one for text in texts if (one := shown[text].values[row])), UNKNOWN)
+        else:
+            told = _told(shown[x], value) if numbered else f"{shown[x].show(value)} {shown[x].unit}".strip()
+        rank = f"rank {ranks[row]}"
+        names.append(f"{rank}, {told}" if several and ranks[row] is not None and told != rank else told)
+    # Before times an integer says which row it is, behind them how much is in it.
+    times = next((n for n, name in enumerate(table.columns) if types[name].kind == "time"), table.width)
+    for name, one in shown.items():
+        if len(set(names)) == len(names):
+            break
+        counts = one.kind == "integer" and table.columns.index(name) > times
+        if name in (x, "rank") or counts or one.kind not in TELLING or len(set(one.values)) < 2:
+            continue
+        names = [
+            before if value is None else f"{before}, {_told(one, value)}"
+            for before, value in zip(names, one.values, strict=True)
+        ]
     found: dict[str, None] = {}
-    for row, text in enumerate(texts):
-        name = text if texts.count(text) == 1 or ranks is None else f"{text} (rank {ranks[row]})"
-        found[name if name not in found else f"{text} (row {row + 1})"] = None
+    for row, name in enumerate(names):  # bars of one name would hide each other
+        told = one_line(name, LONGEST_TEXT)
+        found[told if told not in found else f"{told} (row {row + 1})"] = None
     return list(found)
+
+
+def _told(one: Cells, value: Any) -> str:
+    return str(value) if one.kind == "text" else f"{one.label} {one.show(value)}"

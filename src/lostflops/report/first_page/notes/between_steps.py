@@ -36,18 +36,22 @@ def between(trace: Trace, steps: pl.DataFrame) -> Iterator[str]:
     yield from _pauses(gaps, busy, whole, steps["rank"].n_unique())
     by_rank = (
         busy.group_by("rank")
-        .agg(pl.col("busy").sum(), after=pl.col("step").first())
+        .agg(pl.col("busy").sum(), after=pl.col("step").first(), longest=pl.col("busy").first())
         .join(whole, on="rank")
         .sort("busy", "rank", descending=[True, False])
     )
-    rank, ns, after, length = by_rank.row(0)
+    rank, ns, after, longest, length = by_rank.row(0)
     if 1000 * ns < PER_MILLE * length:
         return
     on = f" on rank {rank}" if by_rank.height > 1 else ""
     yield (
-        f"Between steps{on} there is work for {milliseconds(ns)}, most of it after step {after}, such as of "
-        "an evaluation: it is in no account."
+        f"Between steps{on} there is work for {milliseconds(ns)}, {_place(longest, ns)} after step {after}, "
+        "such as of an evaluation: it is in no account."
     )
+
+
+def _place(longest: int, ns: int) -> str:
+    return "most of it" if 2 * longest > ns else "the longest"
 
 
 def _pauses(gaps: pl.DataFrame, busy: pl.DataFrame, whole: pl.DataFrame, ranks: int) -> Iterator[str]:
@@ -61,17 +65,22 @@ def _pauses(gaps: pl.DataFrame, busy: pl.DataFrame, whole: pl.DataFrame, ranks: 
     )
     by_rank = (
         pauses.group_by("rank")
-        .agg(pl.col("idle").sum(), after=pl.col("step").first(), many=pl.len())
+        .agg(
+            pl.col("idle").sum(),
+            after=pl.col("step").first(),
+            longest=pl.col("idle").first(),
+            many=pl.len(),
+        )
         .join(whole, on="rank")
         .sort("idle", "rank", descending=[True, False])
     )
-    for rank, ns, after, many, length in by_rank.head(1).iter_rows():
+    for rank, ns, after, longest, many, length in by_rank.head(1).iter_rows():
         if 1000 * ns < PER_MILLE * length:
             return
         on = f" on rank {rank}" if ranks > 1 else ""
         where = (
             f"between steps {after} and {after + 1}"
             if many == 1
-            else f"between steps, most after step {after}"
+            else f"between steps, {_place(longest, ns)} after step {after}"
         )
         yield f"No GPU work is recorded for {milliseconds(ns)} {where}{on}: that time is in no account."
