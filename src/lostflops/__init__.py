@@ -206,10 +206,13 @@ def whatif(run: Trace | str | Path | Sequence[str | Path], *edits: str) -> WhatI
 
     Raises BadOption for an edit that does not exist.
     """
+    from lostflops.replay.edits import together
     from lostflops.report.predicted.whatif import WhatIf
     from lostflops.session import Session
     from lostflops.store.trace import Trace
 
+    for text in edits:
+        together(text)  # a wrong one is told before a large run is read
     trace = run if isinstance(run, Trace) else open(run)
     return WhatIf.asked(Session(trace), edits)
 

@@ -52,11 +52,11 @@ def said(source: str, docstrings: bool) -> Iterator[str]:
 
     What stands between the braces of an f-string is one word there.
     """
-    tree = ast.parse(source)
-    passed = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    nodes = [*ast.walk(ast.parse(source))]
+    passed = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
     if not docstrings:
-        passed |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+        passed |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             yield "".join(str(p.value) if isinstance(p, ast.Constant) else "…" for p in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in passed:

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import random
 import weakref
+from bisect import bisect_right, insort
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -67,6 +68,7 @@ class Simulated:
     def __init__(self) -> None:
         self._numbers = iter(range(1, 1 << 60))
         self._host: dict[int, tuple[int, int]] = {}  # where each begins and ends
+        self._places: list[tuple[int, ...]] = []  # the same in order, each with its address
         self._inside = 0  # our own operators are not the program's
         self._mode = _Operators(self)
         self.compute = self.new_stream()
@@ -111,7 +113,10 @@ class Simulated:
             at = storage.data_ptr()
         except RuntimeError:  # that of a wrapper, as of a DTensor: its parts come by themselves
             return None
-        return next((n for n, (start, end) in self._host.items() if start <= at < end), None)
+        before = bisect_right(self._places, (at, 1 << 64))
+        if before and at < self._places[before - 1][1]:
+            return self._places[before - 1][2]
+        return None
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
         with self.unseen():
@@ -119,11 +124,14 @@ class Simulated:
         peak.is_host_memory(memory)
         storage = memory.untyped_storage()
         self._host[address_of(storage)] = (storage.data_ptr(), storage.data_ptr() + nbytes)
+        insort(self._places, (*self._host[address_of(storage)], address_of(storage)))
         weakref.finalize(storage, self._host_freed, address_of(storage)).atexit = False
         return memory
 
     def _host_freed(self, address: int) -> None:
-        self._host.pop(address, None)
+        place = self._host.pop(address, None)
+        if place is not None:
+            self._places.remove((*place, address))
 
     def before_reuse(self, memory: torch.Tensor, stream: Stream) -> None: ...
 
@@ -381,9 +389,16 @@ class RaceDevice(Simulated):
             self._host_stream, set(), {self._granules.pop(key) for key in gone}, "free of host memory"
         )
 
+    def _host_of(self, storage: torch.UntypedStorage) -> int | None:
+        # What has a block is none of the host's, and most that is asked about has one.
+        return None if address_of(storage) in self._blocks else super()._host_of(storage)
+
     def _memory(self, tensor: torch.Tensor) -> set[int]:
+        return self._memory_in(tensor, storages_of(tensor))
+
+    def _memory_in(self, tensor: torch.Tensor, storages: Iterable[torch.UntypedStorage]) -> set[int]:
         found: set[int] = set()
-        for storage in storages_of(tensor):
+        for storage in storages:
             address = self._host_of(storage)
             if address is None:
                 found.add(self._block(storage))
@@ -408,16 +423,19 @@ class RaceDevice(Simulated):
         self._launch(stream, self._memory(source), self._memory(target), what)
 
     def operator(self, func: Any, read: list[torch.Tensor], written: list[torch.Tensor], made: Any) -> None:
-        known = {address_of(storage) for tensor in (*read, *written) for storage in storages_of(tensor)}
-        new = [t for t in made if any(address_of(storage) not in known for storage in storages_of(t))]
+        reads, writes, makes = ([(t, [*storages_of(t)]) for t in some] for some in (read, written, made))
+        known = {address_of(storage) for _, storages in (*reads, *writes) for storage in storages}
+        new = [one for one in makes if any(address_of(storage) not in known for storage in one[1])]
         if made and not new and not written:
             return  # a view
-        touched = [*read, *written, *new]
+        touched = [tensor for tensor, _ in (*reads, *writes, *new)]
         host = bool(touched) and all(self.is_host(tensor) for tensor in touched)
-        reads = {memory for tensor in read for memory in self._memory(tensor)}
-        writes = {memory for tensor in (*written, *new) for memory in self._memory(tensor)}
+        memory_read = {memory for one in reads for memory in self._memory_in(*one)}
+        memory_written = {memory for one in (*writes, *new) for memory in self._memory_in(*one)}
         self._host_did |= host
-        self._launch(self._host_stream if host else self._current, reads, writes, _operator(func).name)
+        self._launch(
+            self._host_stream if host else self._current, memory_read, memory_written, _operator(func).name
+        )
 
     def _launch(self, stream: Stream, read: set[int], written: set[int], what: str) -> None:
         if self._host_did and stream is not self._host_stream:  # a launch comes after what the host has done

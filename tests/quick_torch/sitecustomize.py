@@ -6,9 +6,11 @@ leave, a job is over in a third of the processor time, and does and records the 
 else of them is asked for, and where `COMPILER` is in the environment they are there from the beginning.
 """
 
+import atexit
 import gc
 import os
 import sys
+import time
 
 Module, ModuleSpec = type(sys), type(os.__spec__)  # importing `typing` takes longer than all else here
 
@@ -39,6 +41,7 @@ OF_THE_COMPILER = {
         "clear_lru_cache": nothing,
     },
     "torch._inductor": {},
+    "torch.export": {},
     "torch._inductor.config": {"triton": type("triton", (), {"cudagraphs": False})},
 }
 BEGINS, SHAPES = "torch._utils", "torch._meta_registrations"
@@ -101,6 +104,13 @@ class Import:
             _C._set_generator_metaclass(OpaqueBaseMeta)
 
 
-# Ranks of a job end with threads of torch that wait for each other: these run as users' do.
-if not {"RANK", "SLURM_PROCID", "SLURM_JOB_ID"} & os.environ.keys():
-    sys.meta_path.insert(0, Import())
+def end_late():
+    if "torch" in sys.modules:
+        time.sleep(0.3)
+
+
+sys.meta_path.insert(0, Import())
+# A thread of gloo lets go of what it holds of Python a moment after the last collective, and where Python has
+# ended by then, it aborts the rank (torch 2.13, one rank in ten).
+if {"RANK", "SLURM_PROCID"} & os.environ.keys():
+    atexit.register(end_late)

@@ -13,6 +13,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
+from itertools import accumulate
 from os.path import commonprefix
 
 from lostflops.privacy import encoded, secrets, suspects
@@ -289,8 +290,8 @@ class Cleaner:
         marks: list[int] = []
 
         def placed(match: re.Match[bytes]) -> bytes:
-            if not marks:
-                marks.extend(at.start() for at in re.finditer(b"\0", text))
+            if not marks:  # where each text begins: behind the zero that ends the one before
+                marks.extend(accumulate(len(part) + 1 for part in text.split(b"\0")))
             self._at = bisect(marks, match.start())
             return made(match)
 
@@ -361,8 +362,11 @@ class Cleaner:
             for pattern in named.HOSTS:
                 text = self._sub(pattern, lambda m: m[1] + self._host(m[m.lastindex or 0]), text)
         if _any(named.USER_WORDS, text):
-            for pattern in named.USERS:
-                text = self._sub(pattern, lambda m: m[1] + self._named(USERS, m[2], "user"), text)
+            lower = text.lower()
+            for needed, pattern in named.USERS:
+                if needed(lower):
+                    text = self._sub(pattern, lambda m: m[1] + self._named(USERS, m[2], "user"), text)
+                    lower = text.lower()
         if USERS not in self._keep and b"GIT_" in text:
             text = self._sub(named.AUTHOR, lambda m: secrets.replaced(m, partial(self.removed, USERS)), text)
         if b"HOSTS=" in text:

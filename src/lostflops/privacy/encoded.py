@@ -22,7 +22,7 @@ ESCAPED = re.compile(rb"[^\s\"]*\\u00[2-7][0-9a-fA-F][^\s\"]*")
 # It does not begin with the letter of an escaped line break.
 PERCENT = re.compile(rb"(?!(?<=\\)[nrt]%)[^\s\"'\\<>]*%[0-9a-fA-F]{2}[^\s\"'\\<>]*")
 # 15 letters at least: less is no secret that tells itself. No name that is decoded by chance gives a text.
-BASE64 = re.compile(BOUND + rb"[A-Za-z0-9+/]{20,}={0,2}(?![A-Za-z0-9+/=])")
+BASE64 = re.compile(rb"(?=[A-Za-z0-9+/]{20})" + BOUND + rb"[A-Za-z0-9+/]{20,}={0,2}(?![A-Za-z0-9+/=])")
 _TEXT = re.compile(rb"[\t\n\r -~]+")
 DEEP = 4  # how often something may be encoded again
 

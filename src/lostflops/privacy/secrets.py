@@ -16,7 +16,16 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from lostflops.privacy.patterns.spellings import ONE_VALUE
-from lostflops.privacy.patterns.values import ESCAPE, LINE, NEW, NO_NUMBER, QUOTED, assignment, flagged
+from lostflops.privacy.patterns.values import (
+    ESCAPE,
+    LINE,
+    NEW,
+    NO_NUMBER,
+    QUOTED,
+    assignment,
+    begins_as,
+    flagged,
+)
 
 REMOVED = "<removed>"
 Removed = Callable[[bytes], bytes]
@@ -161,6 +170,10 @@ SSH = re.compile(
 LOGIN = re.compile(rb"(?<=//)(?:[^\s\"'\\/@<>]*:(?:[^\s\"'\\<>]|\\\\)*|[^\s\"'\\/@<>]+)(?=@)")
 
 _ENDS = rb"(?i:[_-]?(?:base|hash|value|id|key|file|data|\d{1,3}))?"
+STRONG_BEGINS = begins_as(
+    "ap ac pr si en ma ss li sh st cl se de we co pa _p -p my pw cr ds _a ps sa mo wa \xe5\xaf \\\\ \\u"
+    " ce tl js ph cs xs x- ke ot au"
+)
 # Names that leave no doubt.
 STRONG = assignment(
     rb"(?i:(?:api|access|private|account|signing|encryption|master|ssh|licen[sc]e|shared[_-]?access"
@@ -179,6 +192,7 @@ STRONG = assignment(
     rb"|(?<![a-z])sig|key-pair-id|webhook(?:[_-]?url)?|(?<![a-z])otp|authkey|x-auth-key|(?<=[\"'])auth(?=\\{0,3}[\"']))"
     + _ENDS,
     least=1,
+    begins=STRONG_BEGINS,
     word=rb"(?![\[{(]|[|>][+-]?\d?[ \t]*(?:\\|[\r\n])|None\b|null\b|true\b|false\b)",
 )
 # Much is called a token in this trade: what is short or a number is no secret.

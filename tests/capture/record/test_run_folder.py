@@ -67,13 +67,13 @@ def test_no_other_module_spells_a_name_of_the_folder() -> None:
 
 def spelled(file: Path) -> Iterator[str]:
     """The text constants of a module, what is filled into an f-string as '{}', without docstrings."""
-    tree = ast.parse(file.read_text())
-    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    nodes = [*ast.walk(ast.parse(file.read_text()))]
+    said = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             said |= {id(part) for part in node.values}
             yield "".join(str(v.value) if isinstance(v, ast.Constant) else "{}" for v in node.values)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
             yield node.value
 

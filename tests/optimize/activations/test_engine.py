@@ -313,6 +313,24 @@ def test_a_checksum_sees_changed_and_exchanged_bytes() -> None:
     assert int(checksum(memory[3:])) == int(checksum(memory[3:].clone()))
 
 
+@pytest.mark.parametrize("nbytes", [0, 1, 7, 8, 9, 16, 24, 31, 32, 40, 64, 71, 128, 136, 4001])
+def test_a_checksum_is_that_of_words_in_a_square(nbytes: int) -> None:
+    """Of any length: most tensors leave some of the sums empty."""
+    memory = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(7))
+    given = bytes(memory.tolist())
+    words = [int.from_bytes(given[at : at + 8], "little") for at in range(0, nbytes - nbytes % 8, 8)]
+    side = 1
+    while side * side <= len(words):
+        side *= 2
+    square = [words[at : at + side] for at in range(0, len(words) - len(words) % side, side)]
+    columns = [sum(column) for column in zip(*square, strict=True)]
+    rows, rest = [sum(row) for row in square], words[len(square) * side :]
+    total = nbytes
+    for sums in (columns, rows, rest, given[8 * len(words) :]):
+        total = total * 31 + sum(one * (2 * at + 1) * 0x9E3779B1 for at, one in enumerate(sums))
+    assert int(checksum(memory)) % (1 << 64) == total % (1 << 64)
+
+
 # What is worth moving.
 
 

@@ -25,17 +25,28 @@ def checksum(memory: torch.Tensor) -> torch.Tensor:
     if memory.storage_offset() % 8:
         memory = memory.clone()
     numbers = memory[: 8 * words].view(torch.int64)
-    square = numbers[: rows * side].view(rows, side)
-    tail = memory[8 * words :].to(torch.int64)
-    total = torch.full((1,), memory.numel(), dtype=torch.int64, device=memory.device)
-    for sums in (square.sum(0), square.sum(1), numbers[rows * side :], tail):
-        total *= 31
-        if count := sums.numel():  # each launch counts: most tensors are small, and have no rest
-            places = torch.arange(
-                _ODD, 2 * _ODD * count, 2 * _ODD, device=memory.device
-            )  # 1, 3, 5, ... of it
-            total += (sums * places).sum()
-    return total
+    # Each launch counts: most tensors are small, and have no rest. Of what is empty all sums are 0.
+    parts: list[torch.Tensor | None] = [None, None, None, None]
+    if rows:
+        square = numbers[: rows * side].view(rows, side)
+        parts[:2] = square.sum(0), square.sum(1)
+    if rows * side < words:
+        parts[2] = numbers[rows * side :]
+    if 8 * words < memory.numel():
+        parts[3] = memory[8 * words :].to(torch.int64)
+    total, factor = memory.numel(), 1
+    sums: torch.Tensor | None = None
+    for part in parts:
+        total, factor = (total * 31, 1) if sums is None else (total, factor * 31)
+        if part is None:
+            continue
+        last = 2 * _ODD * part.numel()
+        places = torch.arange(_ODD, last, 2 * _ODD, device=memory.device)  # 1, 3, 5, ... of it
+        weighed = (part * places).sum()
+        sums, factor = weighed + total if sums is None else sums.mul_(factor).add_(weighed), 1
+    if sums is None:
+        return torch.full((1,), total, dtype=torch.int64, device=memory.device)
+    return (sums if factor == 1 else sums.mul_(factor)).reshape(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +64,12 @@ def fingerprint(tensor: torch.Tensor, order: tuple[int, ...] | None = None) -> F
     """
     tensor = tensor.detach()
     order = tuple(by_stride(tensor)) if order is None else order
-    total = torch.zeros(1, dtype=torch.int64, device=tensor.device)
+    total: torch.Tensor | None = None
     for flat in _flat(tensor, order):
-        total = total * 31 + checksum(flat.view(torch.uint8))
+        found = checksum(flat.view(torch.uint8))
+        total = found if total is None else total * 31 + found
+    if total is None:
+        total = torch.zeros(1, dtype=torch.int64, device=tensor.device)
     return Fingerprint(total, order)
 
 
@@ -69,7 +83,8 @@ def sketch(tensor: torch.Tensor) -> torch.Tensor:
             if part.is_complex():
                 part = torch.view_as_real(part).flatten()
             numbers = part.to(torch.float32)
-            signs = 1 - 2 * ((torch.arange(len(numbers), device=tensor.device) * _ODD >> 16) % 2)
+            places = torch.arange(len(numbers), device=tensor.device)
+            signs = places.mul_(_ODD).bitwise_right_shift_(16).bitwise_and_(1).mul_(-2).add_(1)
             found += torch.stack([numbers.square().sum(), (numbers * signs).sum()])
     found[0] = found[0].sqrt()
     return found

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import re
 
-from lostflops.privacy.patterns.values import ESCAPE, LINE_BEGINS, NEW, QUOTED, SECRET_NAME, flagged
+from lostflops.privacy.patterns.values import (
+    ESCAPE,
+    LINE_BEGINS,
+    NEW,
+    QUOTED,
+    SECRET_NAME,
+    begins_as,
+    flagged,
+)
 
 _BEGIN = rb"(?:" + ESCAPE + rb"|(?<![\w.\\-]))"
 _WORD = rb"(?:" + ESCAPE + rb"|(?<![A-Za-z0-9\\]))"
@@ -44,6 +52,9 @@ _BELOW = (
     rb"(?:[:=][ \t]{0,9}(?:\\+[rn]|\\?[\r\n])|[ \t]{1,9}(?:\\\\+[rn]|\\[\r\n]))[ \t]{1,40}"
     rb"(?:(?i:basic|bearer|token)[ \t]{1,9})?"
 )
+BELOW_BEGINS = begins_as("pa se to ap au")
+KEYS_BEGIN = begins_as("ap ac se pr au to")
+LOGINS_BEGIN = begins_as("lo ke se to ne co wa xa")
 _SQL = rb"sqlcmd|bcp|isql|tsql|osql"
 _WORDS = rb"[^\s\"'\\=:]{1,200}(?: [^\s\"'\\=:-][^\s\"'\\=:]{0,200}){1,20}(?=$|[\"\n\\])"
 
@@ -95,14 +106,18 @@ ONE_VALUE: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
     (
         b" ",
         _found(
-            _BEGIN + rb"(?:setx?|set -\w{1,3}|setenv|ENV|ARG)[ \t]+" + SECRET_NAME + rb"[ \t]+(?![=:]|-)",
+            rb"(?=[sEA])"
+            + _BEGIN
+            + rb"(?:setx?|set -\w{1,3}|setenv|ENV|ARG)[ \t]+"
+            + SECRET_NAME
+            + rb"[ \t]+(?![=:]|-)",
             rb"(?:" + QUOTED + rb"|(?P<pw>[^\s\"'\\]{4,400}))",
         ),
     ),
     # A program that refuses what it was given, and a line that goes on below.
     (b"':", _found(rb"--?[\w-]{0,40}(?:token|key|secret|passw(?:or)?d|pass)\\{0,3}[\"']:[ ]", _WHOLE)),
     (b"\":", _found(rb"--?[\w-]{0,40}(?:token|key|secret|passw(?:or)?d|pass)\\{0,3}\":[ ]", _WHOLE)),
-    (b"", _found(_BELOW, rb"(?![\w.-]{1,99}[:=])" + _MIXED + rb"(?P<pw>[^\s\"'\\]{6,400})")),
+    (b"", _found(BELOW_BEGINS + _BELOW, rb"(?![\w.-]{1,99}[:=])" + _MIXED + rb"(?P<pw>[^\s\"'\\]{6,400})")),
     # In JSON that stands in JSON in JSON, quotes have more backslashes than elsewhere.
     (b'\\\\\\\\"', re.compile(
         rb"(?P<before>(?P<deep>\\{4,63}\")" + SECRET_NAME + rb"(?P=deep)[ ]?:[ ]?(?P=deep))" + NEW
@@ -170,7 +185,7 @@ ONE_VALUE: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
         + NEW + rb"(?i:" + _GOES_ON + rb")" + rb"(?:" + QUOTED + rb"|(?P<pw>[^\s\"'\\]{4,200}))"
     )),
     (b"", re.compile(
-        rb"(?P<before>(?i:" + _KEYS + rb")(?:[ \t](?:for|of)[ \t][\w.@-]{1,64})?" + _IS + rb")"
+        KEYS_BEGIN + rb"(?P<before>(?i:" + _KEYS + rb")(?:[ \t](?:for|of)[ \t][\w.@-]{1,64})?" + _IS + rb")"
         + NEW + _MIXED + rb"(?P<pw>[^\s\"'\\]{6,400})"
     )),
     (b"key", re.compile(
@@ -178,7 +193,7 @@ ONE_VALUE: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
         + NEW + _MIXED + rb"(?P<pw>[\w+/=.-]{16,400})"
     )),
     (b"", re.compile(
-        rb"(?P<before>(?i:login|key|secret|token|netrc|cookie|wandb"
+        LOGINS_BEGIN + rb"(?P<before>(?i:login|key|secret|token|netrc|cookie|wandb"
         rb"|xauth)(?![a-z])[^\n\"]{0,60}?(?<![0-9a-zA-Z_-]))"
         rb"(?P<pw>[0-9a-f]{32,128})(?![0-9a-zA-Z_])"
     )),
