@@ -323,7 +323,7 @@ def test_sends_are_counted_per_direction_group_and_peer() -> None:
 def test_a_send_alone_says_why() -> None:
     assert reasons(matched([row(0, 0, 30, "send")])) == {"its peer is unknown"}
     assert reasons(matched([row(0, 0, 30, "send-receive"), row(1, 0, 30, "send-receive")])) == {
-        "its messages, sent and received in one launch, are not told apart"
+        "its messages are sent and received in one launch, which shows one time for all"
     }
     assert reasons(matched([row(0, 0, 30, "send", peer=1)])) == {"no other rank recorded it"}
     assert reasons(matched([row(0, 0, 30, "send", peer=5), row(1, 0, 9)])) == {

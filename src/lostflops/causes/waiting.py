@@ -58,8 +58,8 @@ OWN_WORK = (
     "less often, or in a job of its own."
 )
 ON_CPUS = (
-    "Look at what else runs on the cores of these ranks (`top`), which copy what is sent, and at rate and errors "
-    "of the network port (`ip -s link`). Then measure them alone: `lostflops bench collectives`."
+    "Look at what else runs on the cores of these ranks (`top`), which copy what is sent, and at rate and "
+    "errors of the network port (`ip -s link`). Then measure them alone: `lostflops bench collectives`."
 )
 # Findings about the network are about the time that communication is exposed for.
 LATE_FROM = 0.01  # of the step: what a late rank costs

@@ -74,7 +74,7 @@ SLOW_LINK = "slow-link"
 # Why the two ends of a message are not known as such although both were recorded, in words.
 UNTOLD = {
     "its peer is unknown": "the recording does not say which rank a message goes to",
-    IN_ONE_LAUNCH: "messages that are sent and received in one launch are not told apart",
+    IN_ONE_LAUNCH: "messages are sent and received in one launch, which shows one time for all",
     CONTRADICT: "the ranks' times contradict each other, so that sends and receives cannot be matched",
 }
 ENDS_LACK = "the other ends were not recorded"
