@@ -17,7 +17,7 @@ LEFT_APART = 20_000  # ns, by which the ranks of a whole group may leave apart,
 OF_STAY = 0.25  # or this share of their stay,
 SELDOM = 0.05  # and of the operations, in which they may beyond that
 VARIES = 5_000  # ns, by which the last of all comes later than the last of a part now and then, that tells
-ERRORS = 2.0  # standard errors, within which a slope may be another
+ERRORS, ROUNDED = 2.0, 0.05  # standard errors, within which a slope may be another, and beside those
 
 
 def with_groups(
@@ -113,7 +113,7 @@ def _waited_for(fits: pl.DataFrame, same: pl.DataFrame) -> pl.DataFrame:
         .group_by(*one, "set_whole")
         .agg(
             slope=slope,
-            error=ERRORS * (unexplained / later.var() / (count - 2)).sqrt(),
+            error=ROUNDED + ERRORS * (unexplained / later.var() / (count - 2)).sqrt(),
             varies=later.std() > VARIES,
             either=(later.mean() > VARIES)
             & (2 * (pl.col("left_whole") - pl.col("left")).mean() > later.mean()),
