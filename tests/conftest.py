@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +28,12 @@ ROOM = 8 << 30  # bytes: several times what all tests write
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure() -> None:
-    """Files of tests lie in memory where there is room: a disk takes longer for thousands of small ones."""
+    """Files of tests lie in memory where there is room: a disk takes longer for thousands of small ones.
+
+    A shell starts what runs behind it with Ctrl-C ignored, and so would be what tests interrupt.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if IN_MEMORY.is_mount() and shutil.disk_usage(IN_MEMORY).free >= ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 

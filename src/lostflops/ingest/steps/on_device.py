@@ -101,8 +101,9 @@ def work(kernels: pl.DataFrame | None, copies: pl.DataFrame | None, steps: int =
             length.sum().alias("busy"),
             length.filter("computes").max().fill_null(0).alias("longest"),
         )
-        .with_columns(computing=pl.col("computing") - pl.when(of_no_step).then("longest").otherwise(0))
-        .sort("computing", "busy", "device", "stream", descending=[True, True, False, False], nulls_last=True)
+        .sort("device", "stream", nulls_last=True)
+        .with_columns(in_steps=pl.col("computing") - pl.when(of_no_step).then("longest").otherwise(0))
+        .sort(["in_steps", "computing", "busy"], descending=True, maintain_order=True)
     )
     main = pl.lit(False)
     if ranked.height:
