@@ -42,6 +42,7 @@ from .gathered.of_some_ranks import ALL as FOLDS
 from .given import Given
 from .host import join_host
 from .idle.checkpoint import held_up_by_staging
+from .idle.named import BY_NAME
 from .idle.occurrence import on_some_ranks, told_once
 from .names import BUBBLE
 from .needless.again import computes_again
@@ -93,6 +94,7 @@ HANDING_OVER = 500_000  # ns: a queue between processes, and the pinning of a ba
 # What a job computes by choice: faults of some size come first.
 CHOSEN = tuple(made.name for made in (AGAIN, FP32_ON_CPU, FP64_ON_CPU))
 FAULT_OF_SOME_SIZE = 0.05  # of the step
+OTHER_OF_SOME_SIZE = 0.1  # and other code, whose names say not what it is for: `zero_grad`, `backward`
 FAULT_FROM = 0.03  # of the step, from which on a fault comes before waiting that has no cause of its own
 
 
@@ -197,6 +199,10 @@ def _is_fault(finding: Finding) -> bool:
     return paused or finding.name in (ARRIVES, SLOW_LINK)
 
 
+def _is_of_other_code(finding: Finding) -> bool:
+    return finding.name == BY_NAME and "runs other code" in finding.claim
+
+
 def _may_cause(fault: Finding, finding: Finding, given: Given) -> bool:
     """Whether a fault may lengthen what has no cause of its own.
 
@@ -219,5 +225,6 @@ def _place(
     chosen all that costs much."""
     after = least_fault is not None and finding.size >= least_fault
     size = least_fault if after and least_fault is not None else finding.size
-    turn = 1 if finding.name in CHOSEN else 0 if page.reaches(size, FAULT_OF_SOME_SIZE) else 2
+    large = page.reaches(size, OTHER_OF_SOME_SIZE if _is_of_other_code(finding) else FAULT_OF_SOME_SIZE)
+    turn = (1 if finding.name in CHOSEN else 0 if large else 2) if any(map(page.of, CHOSEN)) else 0
     return is_of_recording(finding), turn, -size, after, finding.recipe, finding.name
