@@ -6,8 +6,10 @@ import gc
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +24,7 @@ if settings.get_current_profile_name() == "default":  # the mutants have one of 
     settings.load_profile("shared machine")
 
 
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 IN_MEMORY = Path("/dev/shm")
 ROOM = 8 << 30  # bytes: several times what all tests write
 
@@ -92,3 +95,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         _looked_at = item.path
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium of the system; tests that need it are skipped where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here")
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pytest
 
 from lostflops.recipe import Recipe
 from lostflops.recipes.communication.wait_matrix import wait_matrix
@@ -23,20 +21,8 @@ from lostflops.report.html_file import answers, file, section
 from lostflops.report.in_notebook.chart import chart
 from lostflops.session import Answer
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 MS = 1_000_000
 FILLS = "(one) => getComputedStyle(one).backgroundColor"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here")
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 def answer(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> Answer:

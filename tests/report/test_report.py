@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -59,7 +59,6 @@ from lostflops.tables import TABLES, Ranks, Steps
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "web"
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 NODE = shutil.which("node")
 
 HOSTILE = (
@@ -1079,17 +1078,6 @@ def test_a_unit_is_what_the_column_declares_whatever_its_name_and_meaning_say() 
 
 
 # In a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here")
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 def test_the_file_works_in_a_browser_offline(

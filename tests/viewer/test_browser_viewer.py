@@ -15,24 +15,12 @@ import pytest
 
 from stand_in import HOSTILE, KERNEL, LENGTH, STEP, ZERO, StandIn
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 COMPLETE = ".timeline canvas[data-complete=true]"
 LEFT, TOP = 196, 34  # of the plot in the timeline, on a wide screen
 WAIT = 60_000
 SETTLED = "body[data-settled=true]"  # the address says all that was chosen
 FOUND = ".tabs button:has-text('Findings 2')"
 NUMBERS = count()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here")
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 class Served:

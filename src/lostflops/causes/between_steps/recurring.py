@@ -15,8 +15,13 @@ DATA = "data"  # such pauses start workers, or do not: `starts_workers` tells
 PERIOD = re.compile(r"^Every (\d+)")
 
 
-def comes_back(pauses: pl.DataFrame, steps: pl.DataFrame) -> bool:
-    """Whether some pauses of the step log, of ranks, have all of these steps: rank, step."""
+def comes_back(page: PageFindings, steps: pl.DataFrame) -> bool:
+    """Whether pauses that the step log knows to come back have all of these steps: rank, step."""
+    pauses = page.given.table("step_log_pauses")
+    return pauses is not None and _have(pauses, steps)
+
+
+def _have(pauses: pl.DataFrame, steps: pl.DataFrame) -> bool:
     if steps.is_empty() or not {"rank", "period", "first_step"} <= set(pauses.columns):
         return False
     on_time = (pl.col("step") - pl.col("first_step")) % pl.col("period") == 0
@@ -36,7 +41,7 @@ def joins_pauses(page: PageFindings) -> None:
         mine = table.filter(pl.col("period") == int(period[1]), pl.col("cause").fill_null("") != DATA)
         for step in [f for f in page.all() if f.name == LONG_STEP]:
             told = long.filter(pl.col("account").is_in(list(step.accounts)))
-            if comes_back(mine, told.select("rank", "step")):
+            if _have(mine, told.select("rank", "step")):
                 joined = page.absorb(pause, [step])
                 then = pause.next if step.next == MORE_CORES else f"{step.next} {pause.next}"
                 page.replace(joined, replace(joined, next=then, accounts=()))

@@ -46,8 +46,7 @@ def evaluates_often(page: PageFindings) -> None:
     apart = pl.col("step").max() - pl.col("step").min() > 1
     some = host.group_by("rank").agg(pl.len(), again=apart).filter(pl.col("len") >= LEAST)
     often = some.height > 0 and (times >= OFTEN * steps or some["again"].any())
-    pauses = given.table("step_log_pauses")
-    often = often or (pauses is not None and comes_back(pauses, host.select("rank", "step")))
+    often = often or comes_back(page, host.select("rank", "step"))
     if not often or not page.reaches(computes + idles, FROM):
         return
     each = "each step" if times == steps else f"{times} of {steps} steps"

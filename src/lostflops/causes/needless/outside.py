@@ -56,7 +56,8 @@ def computes_outside(page: PageFindings) -> None:
     each = rows.filter(kind=STEP)
     holding = each.filter(2 * pl.col("ns") >= cost)
     in_steps = holding.height
-    if in_steps < min(SEVERAL, OFTEN * steps) and not _comes_back(page, holding):
+    numbers = holding.select("rank", step=pl.col("name").cast(pl.Int64))
+    if in_steps < min(SEVERAL, OFTEN * steps) and not comes_back(page, numbers):
         return
     by = {kind: _largest(rows, kind, steps) for kind in (OPERATOR, MODEL, FUNCTION, GRAPH)}
     models, functions = ([p for p in by[kind] if p[1] >= MOSTLY * cost] for kind in (MODEL, FUNCTION))
@@ -109,13 +110,6 @@ def computes_outside(page: PageFindings) -> None:
             remedies=(),
             recipe="operator_summary",
         )
-    )
-
-
-def _comes_back(page: PageFindings, holding: pl.DataFrame) -> bool:
-    pauses = page.given.table("step_log_pauses")
-    return pauses is not None and comes_back(
-        pauses, holding.select("rank", step=pl.col("name").cast(pl.Int64))
     )
 
 

@@ -26,27 +26,23 @@ def checksum(memory: torch.Tensor) -> torch.Tensor:
         memory = memory.clone()
     numbers = memory[: 8 * words].view(torch.int64)
     # Each launch counts: most tensors are small, and have no rest. Of what is empty all sums are 0.
-    parts: list[torch.Tensor | None] = [None, None, None, None]
+    parts: list[tuple[int, torch.Tensor]] = []
     if rows:
         square = numbers[: rows * side].view(rows, side)
-        parts[:2] = square.sum(0), square.sum(1)
+        parts += (31**3, square.sum(0)), (31**2, square.sum(1))
     if rows * side < words:
-        parts[2] = numbers[rows * side :]
+        parts.append((31, numbers[rows * side :]))
     if 8 * words < memory.numel():
-        parts[3] = memory[8 * words :].to(torch.int64)
-    total, factor = memory.numel(), 1
-    sums: torch.Tensor | None = None
-    for part in parts:
-        total, factor = (total * 31, 1) if sums is None else (total, factor * 31)
-        if part is None:
-            continue
+        parts.append((1, memory[8 * words :].to(torch.int64)))
+    total: torch.Tensor | int = memory.numel() * 31**4
+    for factor, part in parts:
         last = 2 * _ODD * part.numel()
         places = torch.arange(_ODD, last, 2 * _ODD, device=memory.device)  # 1, 3, 5, ... of it
         weighed = (part * places).sum()
-        sums, factor = weighed + total if sums is None else sums.mul_(factor).add_(weighed), 1
-    if sums is None:
+        total = (weighed.mul_(factor) if factor > 1 else weighed) + total
+    if isinstance(total, int):
         return torch.full((1,), total, dtype=torch.int64, device=memory.device)
-    return (sums if factor == 1 else sums.mul_(factor)).reshape(1)
+    return total.reshape(1)
 
 
 @dataclass(frozen=True, slots=True)

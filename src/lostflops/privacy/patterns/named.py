@@ -85,11 +85,13 @@ def _one_of(*words: bytes) -> Needed:
     return lambda lower: any(word in lower for word in words)
 
 
+_NUMBERS_OF_ACCOUNT = rb":[x*!]?:\d{1,10}:\d{1,10}:"  # as lists of accounts write them
+
+
 def _account(lower: bytes) -> bool:
-    return _NUMBERS_OF_ACCOUNTS.search(lower) is not None
+    return re.search(_NUMBERS_OF_ACCOUNT, lower) is not None
 
 
-_NUMBERS_OF_ACCOUNTS = re.compile(rb":[x*!]?:\d{1,10}:\d{1,10}:")
 # Each with what a text must hold for it, which is found a hundred times faster.
 USERS: tuple[tuple[Needed, re.Pattern[bytes]], ...] = (
     (
@@ -151,10 +153,16 @@ USERS: tuple[tuple[Needed, re.Pattern[bytes]], ...] = (
     (
         _account,
         re.compile(
-            rb"((?:" + values.ESCAPE + rb"|^|(?<=[\s\"])))" + _USER_NAME + rb"(?=:[x*!]?:\d{1,10}:\d{1,10}:)"
+            rb"((?:"
+            + values.ESCAPE
+            + rb"|^|(?<=[\s\"])))"
+            + _USER_NAME
+            + rb"(?="
+            + _NUMBERS_OF_ACCOUNT
+            + rb")"
         ),
     ),
-    (_account, re.compile(rb"(:[x*!]?:\d{1,10}:\d{1,10}:)" + _PERSON + rb"(?=:)")),
+    (_account, re.compile(rb"(" + _NUMBERS_OF_ACCOUNT + rb")" + _PERSON + rb"(?=:)")),
     (_one_of(b" ", b"\t"), re.compile(rb"(" + _RIGHTS + rb")" + _USER_NAME + rb"(?=[ \t])")),
     (
         _one_of(b" ", b"\t"),
